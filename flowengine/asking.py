@@ -1,0 +1,83 @@
+"""Questions of people about the cluster: counters, nodes, resources, stories. Each goes to this host's node."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from .core.ids import short
+from .observe.timeline import Span, trace
+
+if TYPE_CHECKING:
+    from .runtime.session import Session
+
+COUNTERS = (
+    "tasks_submitted", "tasks_executed", "tasks_retried", "objects_rebuilt", "objects_inlined", "objects_stored",
+    "bytes_stored", "bytes_spilled", "bytes_moved", "actors_started", "actors_alive", "actor_restarts",
+    "calls_executed", "calls_replayed", "checkpoints_taken", "stash_entries_forwarded", "stash_entries_flushed",
+    "head_messages", "leases_granted", "leases_spilled", "collectives_done", "collectives_repaired",
+)  # fmt: skip
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker process."""
+
+    worker_id: str
+    pid: int
+    state: str
+
+
+class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A node: a host's store, its slots and its workers."""
+
+    node_id: str
+    host: str
+    address: str
+    resources: dict[str, float]
+    available: dict[str, float]
+    workers: list[WorkerInfo]
+
+
+def stats(session: Session) -> dict[str, int]:
+    """Cluster-wide counters, those of this process included."""
+    found = session.ask(session.node, "stats")
+    return {**dict.fromkeys(COUNTERS, 0), **{name: int(count) for name, count in found.items()}}
+
+
+def nodes(session: Session) -> list[NodeInfo]:
+    """The nodes that are alive."""
+    return [node_info(entry) for entry in session.ask(session.node, "nodes")]
+
+
+def node_info(entry: dict[str, Any]) -> NodeInfo:
+    """One node from its answer."""
+    return NodeInfo(
+        node_id=entry["node_id"],
+        host=entry["host"],
+        address=entry["address"],
+        resources=dict(entry["total"]),
+        available=dict(entry["available"]),
+        workers=[WorkerInfo(worker_id=worker["worker_id"], pid=worker["pid"], state=worker["state"]) for worker in entry["workers"]],
+    )
+
+
+def resources(session: Session, which: str) -> dict[str, float]:
+    """Sums over the nodes: total or available."""
+    sums: dict[str, float] = {}
+    for entry in session.ask(session.node, "nodes"):
+        for name, amount in dict(entry[which]).items():
+            sums[name] = sums.get(name, 0.0) + amount
+    return sums
+
+
+def write_timeline(session: Session, path: str | os.PathLike[str]) -> int:
+    """Write the runs of this process's tasks as a Chrome trace; gives their number."""
+    spans = [
+        Span(short(spec.id), spec.name, worker, node, run, submitted_us, began_us, run_us, outcome)
+        for spec, worker, node, run, submitted_us, began_us, run_us, outcome in list(session.owner.spans)
+    ]
+    Path(path).write_bytes(msgspec.json.encode(trace(spans)))
+    return len(spans)

@@ -1,0 +1,178 @@
+"""The failure laboratory on real processes: kill, freeze, cut, lose, at a named point or by a seeded plan. Shell.
+
+Each order goes to the node that started the process, so only what the engine started is ever harmed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import secrets
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowengine.asking import NodeInfo, nodes
+from flowengine.core import messages as m
+from flowengine.core import owner_state as s
+from flowengine.errors import BadType, BadValue, FlowError, UsageError
+from flowengine.options import real, whole
+from flowengine.refs import ObjectRef, checked, current_session
+
+if TYPE_CHECKING:
+    from flowengine.runtime.session import Session
+
+POINTS = ("task.before_run", "task.after_run", "object.before_seal")
+kill = "kill"  # the action of at()
+
+
+def kill_worker(of: ObjectRef | str, signal: int = 9) -> int:
+    """Send a signal to the worker that runs or ran the ref's task, or of this worker_id; gives its pid."""
+    session = current_session()
+    found, worker_id, pid = worker_of(session, of)
+    session.endpoint.send(found.address, m.ChaosOrdered("kill", worker_id, whole("signal", signal, 1, 64)))
+    return pid
+
+
+def freeze(of: ObjectRef | str) -> int:
+    """Stop a worker (SIGSTOP): it keeps its sockets open and does nothing; gives its pid."""
+    return _harm_worker("freeze", of)
+
+
+def thaw(of: ObjectRef | str) -> int:
+    """Let a frozen worker go on (SIGCONT); gives its pid."""
+    return _harm_worker("thaw", of)
+
+
+def _harm_worker(action: str, of: ObjectRef | str) -> int:
+    session = current_session()
+    found, worker_id, pid = worker_of(session, of)
+    session.endpoint.send(found.address, m.ChaosOrdered(action, worker_id))
+    return pid
+
+
+def worker_of(session: Session, of: ObjectRef | str) -> tuple[NodeInfo, str, int]:
+    """Node, worker_id and pid of what `of` names; raises UsageError when there is no such worker now."""
+    if isinstance(of, ObjectRef):
+        worker_id = checked(of).owner.worker_of(of.oid)
+        if not worker_id:
+            raise BadValue(f"no worker runs or ran {of!r}")
+    elif isinstance(of, str):
+        worker_id = of
+    else:
+        raise BadType(f"of must be a ref or a worker_id, not {of!r}")
+    for info in nodes(session):
+        for worker in info.workers:
+            if worker.worker_id == worker_id and worker.pid:
+                return info, worker_id, worker.pid
+    raise BadValue(f"there is no worker {worker_id!r} now")
+
+
+def kill_node(node_id: str) -> None:
+    """Kill a node's process, and with it its workers and its store, as when its host loses power."""
+    session = current_session()
+    session.endpoint.send(_node(session, node_id).address, m.ChaosOrdered("kill", "node", 9))
+
+
+def kill_head() -> None:
+    """Kill the head's process; the launcher or its operator starts it again."""
+    session = current_session()
+    session.endpoint.send(session.node, m.ChaosOrdered("kill", "head", 9))
+
+
+def cut(node_id: str) -> None:
+    """The links of this node carry nothing from now on, as if its cable was cut."""
+    session = current_session()
+    session.endpoint.send(_node(session, node_id).address, m.ChaosOrdered("cut", "node"))
+
+
+def heal(node_id: str) -> None:
+    """The links of a cut node carry again."""
+    session = current_session()
+    session.endpoint.send(_node(session, node_id).address, m.ChaosOrdered("heal", "node"))
+
+
+def _node(session: Session, node_id: str) -> NodeInfo:
+    found = {info.node_id: info for info in nodes(session)}
+    if node_id not in found:
+        raise BadValue(f"there is no node {node_id!r}; there are {', '.join(found) or 'none'}")
+    return found[node_id]
+
+
+def lose(ref: ObjectRef) -> None:
+    """Drop every copy of a stored value; its lineage stays. A value that lives inside of a message is not lost."""
+    if not isinstance(ref, ObjectRef):
+        raise BadType(f"expected an ObjectRef, not {ref!r}")
+    checked(ref).step(s.LoseAsked(ref.oid))
+
+
+def at(point: str, action: str, of: Any = None, nth: int = 1) -> None:
+    """Do harm (flow.chaos.kill) to the worker that passes a named point for the nth time, once.
+
+    of: a ref, a remote function or a task's name: only its passages count.
+    """
+    if point not in POINTS:
+        raise BadValue(f"there is no point {point!r}; there are {', '.join(POINTS)}")
+    if action != kill:
+        raise BadValue(f"action must be flow.chaos.kill, not {action!r}")
+    if isinstance(of, ObjectRef):
+        name = of.oid[:16].hex()
+    elif of is None or isinstance(of, str):
+        name = of or ""
+    else:
+        name = getattr(of, "_name", "")
+        if not name:
+            raise BadType(f"of must be a ref, a remote function or a task's name, not {of!r}")
+    session = current_session()
+    arm = [secrets.token_hex(6), point, name, whole("nth", nth, 1, 1_000_000)]
+    folder = Path(session.values.segments.folder) / "chaos"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    (folder / f"{arm[0]}.arm").write_text(json.dumps(arm))
+    waiting = [worker for info in session.ask(session.node, "nodes") for worker in info["workers"] if worker["address"]]
+    for worker in waiting:
+        session.ask(worker["address"], "arm", arm, scope="local")
+
+
+@contextlib.contextmanager
+def plan(seed: int, kill_worker_every_s: float | None = None, lose_every_s: float | None = None) -> Iterator[None]:
+    """While the block runs, kill random workers and lose random values at these intervals, chosen by the seed."""
+    whole("seed", seed, 0, 1 << 62)
+    session = current_session()
+    ended = threading.Event()
+    harms = [(kill_worker_every_s, _kill_one), (lose_every_s, _lose_one)]
+    threads = []
+    for number, (every_s, harm) in enumerate(harms):
+        if every_s is None:
+            continue
+        chance = random.Random(seed * 2 + number)
+        period_s = real("interval", every_s, 0.001, 86_400)
+        threads.append(threading.Thread(target=_repeat, args=(session, ended, period_s, harm, chance), daemon=True))
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def _repeat(session: Session, ended: threading.Event, period_s: float, harm: Any, chance: random.Random) -> None:
+    while not ended.wait(period_s) and not session.closed:
+        # The victim may be gone by now; the next turn finds another.
+        with contextlib.suppress(UsageError, FlowError):
+            harm(session, chance)
+
+
+def _kill_one(session: Session, chance: random.Random) -> None:
+    alive = [w.worker_id for info in nodes(session) for w in info.workers if w.state in ("leased", "idle", "blocked")]
+    if alive:
+        kill_worker(chance.choice(sorted(alive)))
+
+
+def _lose_one(session: Session, chance: random.Random) -> None:
+    stored = [obj for obj in list(session.owner.objects.values()) if isinstance(obj.value, m.Stored) and obj.task]
+    if stored:
+        session.step(s.LoseAsked(chance.choice(stored).oid))

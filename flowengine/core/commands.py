@@ -1,0 +1,199 @@
+"""What a machine orders its shell to do. Each is plain data; most are answered by exactly one event later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .messages import Message, Record
+
+
+class Command(Record):
+    """An order to the shell."""
+
+
+class Send(Command):
+    """Send the message to a process; in order with all else that is sent to it. lazy: may wait for more."""
+
+    to: str
+    message: Message
+    lazy: bool = False
+
+
+class SetTimer(Command):
+    """Hand this event back to the machine after so many seconds."""
+
+    delay_s: float
+    event: Message
+
+
+# --- orders of the Node machine, and what its shell reports back (events, in the past tense) ---------------------
+
+
+class StartWorker(Command):
+    """Start a worker process; answered by WorkerStarted (over its link) or WorkerEnded."""
+
+    worker_id: str
+
+
+class StopWorker(Command):
+    """Send a signal to a worker process; its end is told by WorkerEnded."""
+
+    worker_id: str
+    signal: int
+
+
+class CheckWorker(Command):
+    """Has the silent process stopped or does it use its CPU? Answered by WorkerChecked."""
+
+    worker_id: str
+    pid: int
+
+
+class SpillObject(Command):
+    """Write the object to disk and drop its segment; answered by ObjectSpilled or SpillFailed."""
+
+    oid: bytes
+    size_bytes: int
+
+
+class RestoreObject(Command):
+    """Bring the object back from disk; answered by ObjectRestored or RestoreFailed."""
+
+    oid: bytes
+    size_bytes: int
+
+
+class PullObject(Command):
+    """Copy the object from one of these nodes into the local store; answered by ObjectPulled or PullFailed."""
+
+    oid: bytes
+    size_bytes: int
+    nodes: tuple[str, ...]
+
+
+class RemoveObject(Command):
+    """Drop the object's segment (or its file on disk). writer: the process that may keep the segment warm."""
+
+    oid: bytes
+    on_disk: bool
+    writer: str = ""
+
+
+class WriteJournal(Command):
+    """Head: put these rows (key, msgpack value or None for delete) into the journal, in this order."""
+
+    rows: tuple[tuple[str, bytes | None], ...]
+
+
+class WorkerEnded(Message):
+    """The launcher reaped a worker process."""
+
+    death: Any  # messages.Death
+
+
+class WorkerChecked(Message):
+    """cpu_s: CPU seconds that the process has used so far; stopped: it stands still by a signal."""
+
+    worker_id: str
+    stopped: bool
+    cpu_s: float
+
+
+class ObjectSpilled(Message):
+    """The object is on disk now and its segment is gone; busy: a reader maps it, so it stays."""
+
+    oid: bytes
+    disk_bytes: int
+    busy: bool = False
+
+
+class SpillFailed(Message):
+    """The object could not be written to disk (it is still in memory)."""
+
+    oid: bytes
+    reason: str
+    disk_full: bool = False
+
+
+class ObjectRestored(Message):
+    """The object is in memory again."""
+
+    oid: bytes
+
+
+class RestoreFailed(Message):
+    """The object could not be read back."""
+
+    oid: bytes
+    reason: str
+
+
+class ObjectPulled(Message):
+    """A copy is complete here."""
+
+    oid: bytes
+    source: str
+
+
+class PullFailed(Message):
+    """None of these nodes gave the object."""
+
+    oid: bytes
+    nodes: tuple[str, ...]
+    reason: str
+
+
+# --- orders of the Owner and the Executor machine ----------------------------------------------------------------
+
+
+class Resolve(Command):
+    """Wake the thread of this waiter."""
+
+    waiter: int
+
+
+class RestoreDurable(Command):
+    """Bring a durable value back from durable storage into the local store; answered by DurableBack."""
+
+    oid: bytes
+
+
+class RunTask(Command):
+    """Run this task in the main thread; answered by TaskEnded."""
+
+    push: Any  # messages.PushTask
+    caller: str
+
+
+class Interrupt(Command):
+    """Raise in the main thread, if it still runs this attempt: kind is cancelled or timeout."""
+
+    task: bytes
+    attempt: int
+    kind: str
+
+
+class KeepFunction(Command):
+    """Remember the pickled function."""
+
+    function: bytes
+    blob: bytes
+
+
+class CancelChildren(Command):
+    """Cancel what the running task has submitted."""
+
+    task: bytes
+
+
+class DropResults(Command):
+    """Nobody wants these sealed results: their owner is gone."""
+
+    oids: tuple[bytes, ...]
+
+
+class StreamGo(Command):
+    """The reader of the running stream has taken so many items (-1: stop, nobody reads)."""
+
+    task: bytes
+    items: int

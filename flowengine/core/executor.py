@@ -1,0 +1,253 @@
+"""The Executor machine: what a worker runs next, for which owner, and when it answers. Pure.
+
+One task runs at a time, in the worker's main thread; what waits is kept in the order in which it came and can be
+taken back by its owner. When the running task blocks in get, what waits goes back at once: it might be what the
+running task waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ..errors import TaskCancelled, TaskTimeout, pack_error
+from . import commands as c
+from . import messages as m
+from .ids import short
+
+REPLY_DELAY_S_MAX = 0.001  # a reply may wait so long for others when more tasks are queued
+STOP_GRACE_S = 2.0  # for a task to end after its time limit, before its worker is killed
+
+
+class TaskEnded(m.Message):
+    """The shell has run the task: what it answers, without what only the machine knows."""
+
+    task: bytes
+    attempt: int
+    answer: Any  # TaskDone or TaskFailed
+
+
+class TaskBlocked(m.Message):
+    """The running task waits in get (or goes on)."""
+
+    blocked: bool
+
+
+class ItemMade(m.Message):
+    """The running streaming task has made an item."""
+
+    item: Any  # messages.StreamItem
+
+
+class DeadlinePassed(m.Message):
+    """Timer: the time limit of an attempt is over; killing: it had its grace too."""
+
+    task: bytes
+    attempt: int
+    killing: bool = False
+
+
+class Queued(msgspec.Struct):
+    """A pushed task."""
+
+    push: m.PushTask
+    caller: str
+
+
+class Executor:
+    """Decides; never waits, sends or reads a clock."""
+
+    def __init__(self, me: str, node: str, worker_id: str) -> None:
+        self.me = me
+        self.node = node
+        self.worker_id = worker_id
+        self.queue: dict[bytes, Queued] = {}
+        self.running: Queued | None = None
+        self.stopping = ""  # why the running task was interrupted: cancelled or timeout
+        self.blocked = 0
+        self.functions: dict[bytes, None] = {}
+        self.unanswered_since = -1.0
+        self.out: list[Any] = []
+        self.now = 0.0
+        self.gone: dict[str, None] = {}
+        self.counters = {"tasks_started": 0}
+
+    def handle(self, event: m.Message, now: float, sender: str = "") -> list[Any]:
+        """The one door."""
+        self.out = out = []
+        self.now = now
+        HANDLERS[type(event)](self, event, sender)
+        return out
+
+    # --- from owners -----------------------------------------------------------------------------------------------
+
+    def put_function(self, event: m.PutFunction, sender: str) -> None:
+        """Tasks will name this function."""
+        self.functions[event.function] = None
+        self.out.append(c.KeepFunction(event.function, event.blob))
+
+    def push_task(self, event: m.PushTask, sender: str) -> None:
+        """A task to run."""
+        item = Queued(event, sender)
+        if event.spec.function not in self.functions:
+            failed = m.TaskFailed(event.spec.id, event.attempt, b"", "function", False, -1)
+            self.out.append(c.Send(sender, failed))
+        elif self.running is None:
+            self.start(item)
+        elif self.blocked:
+            self.out.append(c.Send(sender, m.TakenBack((event.spec.id,), event.lease, True)))
+        else:
+            self.queue[event.spec.id] = item
+
+    def take_back(self, event: m.TakeBack, sender: str) -> None:
+        """The owner wants back what has not begun."""
+        by_lease: dict[int, list[bytes]] = {}
+        for task in event.tasks:
+            item = self.queue.get(task)
+            if item is not None and item.caller == sender:
+                del self.queue[task]
+                by_lease.setdefault(item.push.lease, []).append(task)
+        for lease, tasks in by_lease.items():
+            self.out.append(c.Send(sender, m.TakenBack(tuple(tasks), lease)))
+        if not by_lease:
+            self.out.append(c.Send(sender, m.TakenBack((), event.lease)))
+
+    def cancel_task(self, event: m.CancelTask, sender: str) -> None:
+        """The owner does not want the task any more."""
+        item = self.queue.get(event.task)
+        if item is not None and item.push.attempt == event.attempt:
+            del self.queue[event.task]
+            self.out.append(c.Send(sender, self.cancelled(item)))
+            return
+        running = self.running
+        if running is None or running.push.spec.id != event.task or running.push.attempt != event.attempt:
+            return
+        self.stopping = self.stopping or "cancelled"
+        if event.recursive:
+            self.out.append(c.CancelChildren(event.task))
+        self.out.append(c.Interrupt(event.task, event.attempt, "cancelled"))
+
+    def cancelled(self, item: Queued) -> m.TaskFailed:
+        spec = item.push.spec
+        error = pack_error(TaskCancelled(f"task {spec.name} {short(spec.id)} was cancelled before it began"))
+        return m.TaskFailed(spec.id, item.push.attempt, error, "cancelled", False, -1)
+
+    def stream_consumed(self, event: m.StreamConsumed, sender: str) -> None:
+        """The reader of the running stream goes on."""
+        running = self.running
+        if running is not None and running.push.spec.id == event.task:
+            self.out.append(c.StreamGo(event.task, event.items))
+
+    def peer_lost(self, event: m.PeerLost, sender: str) -> None:
+        """An owner is gone: nobody wants what it queued; what runs for it is stopped."""
+        self.gone[event.peer] = None
+        self.queue = {task: item for task, item in self.queue.items() if item.caller != event.peer}
+        running = self.running
+        if running is not None and running.caller == event.peer and not self.stopping:
+            self.stopping = "cancelled"
+            self.out.append(c.CancelChildren(running.push.spec.id))
+            self.out.append(c.Interrupt(running.push.spec.id, running.push.attempt, "cancelled"))
+
+    # --- from the main thread ----------------------------------------------------------------------------------------
+
+    def start(self, item: Queued) -> None:
+        self.running = item
+        self.stopping = ""
+        self.blocked = 0
+        self.counters["tasks_started"] += 1
+        limit_s = item.push.spec.timeout_s
+        if limit_s > 0:
+            self.out.append(c.SetTimer(limit_s, DeadlinePassed(item.push.spec.id, item.push.attempt)))
+        self.out.append(c.RunTask(item.push, item.caller))
+
+    def task_ended(self, event: TaskEnded, sender: str) -> None:
+        """The task is over: answer, and run the next."""
+        item = self.running
+        self.running = None
+        self.blocked = 0
+        if item is not None:
+            self.answer(item, event.answer)
+        if self.queue:
+            task = next(iter(self.queue))
+            self.start(self.queue.pop(task))
+
+    def answer(self, item: Queued, answer: Any) -> None:
+        if item.caller in self.gone:
+            if type(answer) is m.TaskDone:
+                self.drop(item, answer)
+            return
+        if self.stopping == "timeout" and type(answer) is m.TaskFailed:
+            answer = self.timed_out(item, answer.run_us)
+        waited_s = 0.0
+        if self.queue:
+            if self.unanswered_since < 0:
+                self.unanswered_since = self.now
+            waited_s = self.now - self.unanswered_since
+        lazy = bool(self.queue) and waited_s < REPLY_DELAY_S_MAX and answer.run_us < 500
+        if not lazy:
+            self.unanswered_since = -1.0
+        self.out.append(c.Send(item.caller, answer, lazy))
+
+    def drop(self, item: Queued, answer: m.TaskDone) -> None:
+        stored = [i for i, value in enumerate(answer.values) if type(value) is m.Stored]
+        if stored:
+            self.out.append(c.DropResults(tuple(item.push.spec.id + i.to_bytes(4, "big") for i in stored)))
+
+    def timed_out(self, item: Queued, run_us: int) -> m.TaskFailed:
+        spec = item.push.spec
+        error = TaskTimeout(f"task {spec.name} {short(spec.id)} ran longer than its limit of {spec.timeout_s:g} s")
+        return m.TaskFailed(spec.id, item.push.attempt, pack_error(error), "timeout", False, run_us)
+
+    def item_made(self, event: ItemMade, sender: str) -> None:
+        """An item of the running stream goes to its owner at once."""
+        if self.running is not None and self.running.caller not in self.gone:
+            self.out.append(c.Send(self.running.caller, event.item))
+
+    def task_blocked(self, event: TaskBlocked, sender: str) -> None:
+        """The running task waits in get: its slot is free, and what is queued goes back to its owners."""
+        self.blocked += 1 if event.blocked else -1
+        if event.blocked and self.blocked == 1:
+            self.out.append(c.Send(self.node, m.WorkerBlocked(self.worker_id, True)))
+            by_lease: dict[tuple[str, int], list[bytes]] = {}
+            if self.running is not None:
+                by_lease[self.running.caller, self.running.push.lease] = []
+            for task, item in self.queue.items():
+                by_lease.setdefault((item.caller, item.push.lease), []).append(task)
+            self.queue = {}
+            for (caller, lease), tasks in by_lease.items():
+                self.out.append(c.Send(caller, m.TakenBack(tuple(tasks), lease, True)))
+        elif not event.blocked and self.blocked == 0:
+            self.out.append(c.Send(self.node, m.WorkerBlocked(self.worker_id, False)))
+
+    # --- time limits -------------------------------------------------------------------------------------------------
+
+    def deadline_passed(self, event: DeadlinePassed, sender: str) -> None:
+        """The time limit of an attempt is over: raise in it; if that does not help, have the worker killed."""
+        running = self.running
+        if running is None or running.push.spec.id != event.task or running.push.attempt != event.attempt:
+            return
+        if event.killing:
+            self.out.append(c.Send(running.caller, self.timed_out(running, -1)))
+            reason = f"task {running.push.spec.name} did not stop within {STOP_GRACE_S:g} s after its time limit"
+            self.out.append(c.Send(self.node, m.WorkerStuck(self.worker_id, reason)))
+            return
+        self.stopping = self.stopping or "timeout"
+        self.out.append(c.CancelChildren(event.task))
+        self.out.append(c.Interrupt(event.task, event.attempt, self.stopping))
+        self.out.append(c.SetTimer(STOP_GRACE_S, DeadlinePassed(event.task, event.attempt, True)))
+
+
+HANDLERS: dict[type[Any], Callable[[Executor, Any, str], None]] = {
+    m.PutFunction: Executor.put_function,
+    m.PushTask: Executor.push_task,
+    m.TakeBack: Executor.take_back,
+    m.CancelTask: Executor.cancel_task,
+    m.StreamConsumed: Executor.stream_consumed,
+    m.PeerLost: Executor.peer_lost,
+    TaskEnded: Executor.task_ended,
+    ItemMade: Executor.item_made,
+    TaskBlocked: Executor.task_blocked,
+    DeadlinePassed: Executor.deadline_passed,
+}

@@ -1,0 +1,374 @@
+"""The machine of the cluster's head: who is a member, under which epoch, and who could serve what others cannot.
+
+It is not on the way of a task. What cannot be learnt again from the nodes goes into the journal: the session, the
+port, and for each node id the last epoch, whether that life was declared dead, and its address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from flowengine.scheduling.placement import candidates, choose, covers, minus, times, why_not
+from flowengine.scheduling.resources import units_of
+
+from .commands import Command, WriteJournal
+from .dispatch import Outbox, Part, on, routes
+from .journal import NOISE, Journal
+from .messages import (
+    Answered,
+    Asked,
+    Goodbye,
+    Message,
+    NodeAccepted,
+    NodeEntry,
+    NodeFenced,
+    NodeJoined,
+    NodeReport,
+    NodesChanged,
+    PeerLost,
+    Ping,
+    Pong,
+    Record,
+    Shape,
+    SlotsFound,
+    SlotsSought,
+)
+from .node_desk import NEVER_S
+
+if TYPE_CHECKING:
+    from flowengine.config import Config
+
+SILENCE_FACTOR = 2  # a node whose link stands may be silent for so many times longer
+DEAD_KEPT_MAX = 1_000  # addresses of dead nodes that are told to nodes that join
+
+SESSION_ROW, PORT_ROW, NODE_ROW = "session", "port", "node/"
+
+
+class HeadSettings(Record, frozen=True):
+    """What a head is told once, at its start; an empty session or port 0 stands for the one in the journal."""
+
+    me: str
+    session: str
+    host: str = ""
+    port: int = 0
+
+
+class HeadBeat(Message, frozen=True):
+    """A heartbeat has passed."""
+
+
+class NodeRow(Record, frozen=True):
+    """What the journal keeps of a node."""
+
+    epoch: int
+    dead: bool
+    address: str
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A living node."""
+
+    entry: NodeEntry  # as it last reported, less what was promised since
+    heard_s: float
+    link_lost_s: float = NEVER_S  # never: the link stands
+
+
+@dataclass(slots=True, eq=False)
+class Seeker:
+    """A demand that its node cannot serve, waiting for a node that can."""
+
+    sought: SlotsSought
+    node: str  # the address of the node that asks
+    told: str = ""
+
+
+SeekerKey = tuple[str, str, Shape, tuple[str, ...]]  # node, owner, shape, placement
+
+
+class Head(Part):
+    """One door, as all machines; `rows` is what the journal holds from earlier runs. Laws H-1 to H-5."""
+
+    def __init__(self, settings: HeadSettings, config: Config, rows: Mapping[str, bytes]) -> None:
+        self.settings = settings
+        self.config = config
+        self.out = Outbox()
+        self.journal = Journal(config.story_lines_max, NOISE | {HeadBeat})
+        self.counters: dict[str, int] = {"head_messages": 0}
+        self.kinds: dict[str, int] = {}  # messages by kind
+        self.rows: dict[str, NodeRow] = {}  # by node id; the journal holds the same
+        self.members: dict[str, Member] = {}  # living nodes by id
+        self.by_address: dict[str, str] = {}  # living node's address -> id
+        self.expected: dict[str, None] = {}  # ids that lived when an earlier head ended and have not come back
+        self.dead: dict[str, None] = {}  # addresses
+        self.seekers: dict[SeekerKey, Seeker] = {}  # first come, first served
+        self.session = settings.session or _text(rows.get(SESSION_ROW))
+        self.port = settings.port or _number(rows.get(PORT_ROW))
+        self._written = rows.get(SESSION_ROW) is not None
+        self._routes = routes(self)
+        self._beat_s = 0.0
+        self._expect_until_s = 0.0
+        self._read(rows)
+
+    def _read(self, rows: Mapping[str, bytes]) -> None:
+        for key in sorted(rows):
+            if key.startswith(NODE_ROW):
+                row = msgspec.msgpack.decode(rows[key], type=NodeRow)
+                node_id = key.removeprefix(NODE_ROW)
+                self.rows[node_id] = row
+                if row.dead:
+                    self._remember_dead(row.address)
+                else:
+                    self.expected[node_id] = None
+
+    # --- the door ---------------------------------------------------------------------------------------------
+
+    def start(self, now: float) -> list[Command]:
+        """The commands with which a head begins."""
+        pack = msgspec.msgpack.encode
+        self.out.add(WriteJournal(((SESSION_ROW, pack(self.session)), (PORT_ROW, pack(self.port)))))
+        self._beat_s = now
+        self._expect_until_s = now + self.config.suspect_after_s
+        self.out.timer(self.config.heartbeat_s, HeadBeat())
+        return self.out.take()
+
+    def handle(self, event: Message, now: float, sender: str = "") -> list[Command]:
+        """Takes an event in; sender: the address of the process that said it, "" for the shell."""
+        if sender:
+            self.counters["head_messages"] += 1
+            kind = type(event).__name__
+            self.kinds[kind] = self.kinds.get(kind, 0) + 1
+            member = self.members.get(self.by_address.get(sender, ""))
+            if member is not None:
+                member.heard_s, member.link_lost_s = now, NEVER_S
+        self.journal.event(now, sender, event)
+        route = self._routes.get(type(event))
+        if route is not None:
+            route(event, now, sender)
+        commands = self.out.take()
+        self.journal.commands(now, commands)
+        return commands
+
+    def story(self, name: bytes | str) -> list[str]:
+        """What happened here lately to a node or owner."""
+        return self.journal.story(name)
+
+    @on(Ping)
+    def _ping(self, event: Ping, now: float, sender: str) -> None:
+        self.out.send(sender, Pong(event.number))
+
+    # --- membership ---------------------------------------------------------------------------------------------
+
+    def _record(self, node_id: str, row: NodeRow) -> None:
+        """Notes a node's state in the journal; what is sent after it in the same batch may rely on it."""
+        if self.rows.get(node_id) != row:
+            self.rows[node_id] = row
+            self.out.add(WriteJournal(((NODE_ROW + node_id, msgspec.msgpack.encode(row)),)))
+
+    @on(NodeJoined)
+    def _joined(self, event: NodeJoined, now: float, sender: str) -> None:
+        entry = event.entry
+        row = self.rows.get(entry.node_id)
+        epoch = self._epoch_of(entry, row)
+        if not epoch:
+            self._fence(entry, row)
+            return
+        old = self.members.get(entry.node_id)
+        if old is not None and old.entry.address != entry.address:
+            self._remember_dead(old.entry.address)
+            self._forget(entry.node_id)
+        elif row is not None and row.address != entry.address:
+            self._remember_dead(row.address)
+        self._record(entry.node_id, NodeRow(epoch, False, entry.address))
+        self.expected.pop(entry.node_id, None)
+        self.dead.pop(entry.address, None)
+        is_new = entry.node_id not in self.members
+        entry = msgspec.structs.replace(entry, epoch=epoch)
+        self.members[entry.node_id] = Member(entry, now)
+        self.by_address[entry.address] = entry.node_id
+        self.out.send(entry.address, NodeAccepted(epoch, self.nodes()))
+        if is_new:
+            if self.dead:
+                self.out.send(entry.address, NodesChanged(self.nodes(), tuple(self.dead)))
+            self._tell_nodes(entry.address)
+        self._serve()
+
+    def _epoch_of(self, entry: NodeEntry, row: NodeRow | None) -> int:
+        """The epoch under which a node may join; 0: it must begin a new life first."""
+        if row is None:
+            return max(1, entry.epoch)
+        if entry.epoch == 0:  # a process that was never accepted; or its first message came twice
+            again = row.address == entry.address and not row.dead
+            return row.epoch if again else row.epoch + 1
+        if entry.epoch < row.epoch or (entry.epoch == row.epoch and row.dead):
+            return 0
+        return entry.epoch
+
+    def _fence(self, entry: NodeEntry, row: NodeRow | None) -> None:
+        """A life that was declared dead may not go on: its work runs elsewhere."""
+        if row is not None:
+            self.out.send(entry.address, NodeFenced(row.epoch + 1 if row.dead else row.epoch))
+
+    @on(NodeReport)
+    def _reported(self, event: NodeReport, now: float, sender: str) -> None:
+        entry = event.entry
+        member = self.members.get(entry.node_id)
+        if member is None or member.entry.address != entry.address or entry.epoch != member.entry.epoch:
+            row = self.rows.get(entry.node_id)
+            if row is not None and (row.dead or entry.epoch < row.epoch or row.address != entry.address):
+                self._fence(entry, row)
+            elif entry.epoch:
+                self._joined(NodeJoined(entry), now, sender)  # this head is younger than the node
+            return
+        member.entry = entry
+        if self.seekers:
+            self._serve()
+
+    @on(PeerLost)
+    def _peer_lost(self, event: PeerLost, now: float, sender: str) -> None:
+        member = self.members.get(self.by_address.get(event.peer, ""))
+        if member is not None:
+            member.link_lost_s = now
+
+    @on(Goodbye)
+    def _goodbye(self, event: Goodbye, now: float, sender: str) -> None:
+        if sender in self.by_address:
+            self._bury(self.by_address[sender])
+            self._tell_nodes("")
+
+    @on(HeadBeat)
+    def _beat(self, event: HeadBeat, now: float, sender: str) -> None:
+        if now - self._beat_s > 4 * self.config.heartbeat_s:
+            # This process itself stood still: the silence of the others is not theirs.
+            for member in self.members.values():
+                member.heard_s = now
+                if member.link_lost_s > NEVER_S:
+                    member.link_lost_s = now
+        self._beat_s = now
+        suspect_s = self.config.suspect_after_s
+        gone = [
+            node_id
+            for node_id, member in sorted(self.members.items())
+            if now - member.heard_s > suspect_s * SILENCE_FACTOR
+            or (member.link_lost_s > NEVER_S and now - max(member.link_lost_s, member.heard_s) > suspect_s)
+        ]
+        if self.expected and now > self._expect_until_s:
+            gone += sorted(self.expected)
+        for node_id in gone:
+            self._bury(node_id)
+        if gone:
+            self._tell_nodes("")
+        self.out.timer(self.config.heartbeat_s, HeadBeat())
+
+    def _bury(self, node_id: str) -> None:
+        """Declares a node dead for good; if it comes back it is fenced."""
+        row = self.rows[node_id]
+        self._record(node_id, NodeRow(row.epoch, True, row.address))
+        self._remember_dead(row.address)
+        self.expected.pop(node_id, None)
+        self._forget(node_id)
+
+    def _forget(self, node_id: str) -> None:
+        member = self.members.pop(node_id, None)
+        if member is None:
+            return
+        address = member.entry.address
+        del self.by_address[address]
+        for key in [key for key in self.seekers if key[0] == address]:
+            del self.seekers[key]
+
+    def _remember_dead(self, address: str) -> None:
+        self.dead[address] = None
+        if len(self.dead) > DEAD_KEPT_MAX:
+            del self.dead[next(iter(self.dead))]
+
+    def nodes(self) -> tuple[NodeEntry, ...]:
+        """All living nodes, by id."""
+        return tuple(self.members[node_id].entry for node_id in sorted(self.members))
+
+    def _tell_nodes(self, but: str) -> None:
+        changed = NodesChanged(self.nodes(), tuple(self.dead))
+        for entry in changed.nodes:
+            if entry.address != but:
+                self.out.send(entry.address, changed)
+
+    # --- slots ------------------------------------------------------------------------------------------------------
+
+    @on(SlotsSought)
+    def _sought(self, event: SlotsSought, now: float, sender: str) -> None:
+        key = (sender, event.owner, event.shape, event.placement)
+        if event.count <= 0:
+            self.seekers.pop(key, None)
+        elif sender in self.by_address:
+            self.seekers[key] = Seeker(event, sender)
+            self._serve_one(key, self.seekers[key])
+
+    def _serve(self) -> None:
+        for key, seeker in list(self.seekers.items()):
+            self._serve_one(key, seeker)
+
+    def _serve_one(self, key: SeekerKey, seeker: Seeker) -> None:
+        """Names a node that has room now and notes the promise, or says once why there is none."""
+        sought = seeker.sought
+        others = [entry for entry in self.nodes() if entry.address != seeker.node]
+        found = choose(others, sought.shape, sought.placement)
+        if found is None:
+            self._say_why(seeker)
+            return
+        del self.seekers[key]
+        # The promise counts until the node's next report: others are not sent to the same slots.
+        units = units_of(sought.shape)
+        count = times(found.available, units, sought.count)
+        member = self.members[found.node_id]
+        member.entry = msgspec.structs.replace(found, available=minus(found.available, units, count))
+        self._answer(seeker, found.address, "")
+
+    def _say_why(self, seeker: Seeker) -> None:
+        sought = seeker.sought
+        nodes = self.nodes()
+        reason = why_not(nodes, sought.shape, sought.placement)
+        if not reason:
+            able = candidates(nodes, sought.shape, sought.placement)
+            reason = f"all {len(able)} nodes that could run it are busy" if len(able) > 1 else "its node is busy"
+        if reason != seeker.told:
+            seeker.told = reason
+            self._answer(seeker, "", reason)
+
+    def _answer(self, seeker: Seeker, node: str, reason: str) -> None:
+        sought = seeker.sought
+        self.out.send(seeker.node, SlotsFound(sought.owner, sought.shape, sought.placement, node, reason))
+
+    def could_serve(self, seeker: Seeker) -> bool:
+        """Whether a node has room for a seeker; for the laws."""
+        need = units_of(seeker.sought.shape)
+        able = candidates(self.nodes(), seeker.sought.shape, seeker.sought.placement)
+        return any(entry.address != seeker.node and covers(entry.available, need) for entry in able)
+
+    # --- questions ----------------------------------------------------------------------------------------------------
+
+    @on(Asked)
+    def _asked(self, event: Asked, now: float, sender: str) -> None:
+        self.out.send(sender, Answered(event.request, event.topic, self._content(event)))
+
+    def _content(self, event: Asked) -> Any:
+        if event.topic == "stats":
+            return dict(self.counters)
+        if event.topic == "nodes":
+            return [msgspec.to_builtins(msgspec.structs.asdict(entry)) for entry in self.nodes()]
+        if event.topic == "story":
+            return self.story(event.argument)
+        if event.topic == "messages":
+            return dict(sorted(self.kinds.items()))
+        return None
+
+
+def _text(row: bytes | None) -> str:
+    return "" if row is None else msgspec.msgpack.decode(row, type=str)
+
+
+def _number(row: bytes | None) -> int:
+    return 0 if row is None else msgspec.msgpack.decode(row, type=int)

@@ -1,0 +1,597 @@
+"""What processes say to each other: the same frozen structs are events of the machines and frames on the wire.
+
+Facts are in the past tense, orders are imperative. Everything that can be late carries an attempt, an epoch or a
+running total, so that a receiver can tell what is stale. The order of fields is the wire format.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+Shape = tuple[tuple[str, float], ...]  # sorted amounts that a task needs while it runs: (("CPU", 1.0),)
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A part of messages."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Something said by one process to another, or by a shell to its own machine."""
+
+
+# --- parts -----------------------------------------------------------------------------------------------------
+
+
+class RefTo(Record):
+    """A reference as it travels: whom to ask about the object, and whom when that process is dead."""
+
+    oid: bytes
+    owner: str
+    heir: str = ""
+
+
+class Inline(Message):
+    """A small value itself, with the references that are inside of it."""
+
+    blob: bytes
+    contained: tuple[RefTo, ...] = ()
+
+
+class Stored(Message):
+    """A value in the stores of these nodes (their addresses)."""
+
+    size_bytes: int
+    nodes: tuple[str, ...]
+    contained: tuple[RefTo, ...] = ()
+
+
+class Failed(Message):
+    """The value is an error, packed by errors.pack_error; kind tells who erred (see ErrorKind)."""
+
+    error: bytes
+    kind: str = "task"
+
+
+Value = Inline | Stored | Failed
+
+
+class TaskSpec(Record):
+    """Everything that is needed to run a task, now or again."""
+
+    id: bytes
+    function: bytes
+    name: str
+    args: bytes = b""  # inline form of (args, kwargs); empty: no arguments
+    args_object: RefTo | None = None  # (args, kwargs) as an object when they are large
+    deps: tuple[RefTo, ...] = ()  # top-level references, in the order of their slots
+    nested: tuple[RefTo, ...] = ()  # references inside of arguments or the function: kept alive, not resolved
+    num_returns: int = 1  # -1: a stream
+    shape: Shape = (("CPU", 1.0),)
+    placement: tuple[str, ...] = ()  # node ids in order of preference; the last may be "*" (anywhere)
+    max_retries: int = 3
+    retry_exceptions: bytes = b""  # empty: no; b"*": all; else a pickled tuple of classes
+    timeout_s: float = 0.0  # 0: no limit
+    priority: float = 0.0
+    depth: int = 0
+    parent: bytes = b""
+
+
+class Death(Record):
+    """How a process ended, told by the node that reaped it."""
+
+    worker_id: str
+    host: str
+    pid: int
+    exit_code: int  # negative: the number of the signal
+    running: bytes = b""  # the task that it was running
+    running_attempt: int = 0
+    reason: str = ""
+    log_lines: tuple[str, ...] = ()
+
+
+# --- owner -> executor -----------------------------------------------------------------------------------------
+
+
+class PutFunction(Message):
+    """The pickled function that later tasks on this link name by its id."""
+
+    function: bytes
+    blob: bytes
+
+
+class PushTask(Message):
+    """Run this task; values has one entry for each of deps, then one for args_object if there is one."""
+
+    spec: TaskSpec
+    attempt: int
+    lease: int
+    values: tuple[Value, ...] = ()
+    run: int = 1  # which run of the user's code this is; pushes that did not begin are not counted
+    stream_have: int = 0  # items of an earlier attempt that need not be sent again
+    recorded: tuple[tuple[str, int, bytes], ...] = ()  # choices of an earlier attempt: (kind, number, payload)
+    children: tuple[tuple[bytes, Value], ...] = ()  # results of children of an earlier attempt
+
+
+class CancelTask(Message):
+    """Stop the task: drop it when it has not begun, else raise TaskCancelled in it, and in its children if recursive."""
+
+    task: bytes
+    attempt: int
+    recursive: bool
+
+
+class TakeBack(Message):
+    """Give back those of these tasks that have not begun."""
+
+    tasks: tuple[bytes, ...]
+    lease: int
+
+
+class StreamConsumed(Message):
+    """The reader of the stream has taken this many items."""
+
+    task: bytes
+    attempt: int
+    items: int
+
+
+# --- executor -> owner -----------------------------------------------------------------------------------------
+
+
+class TaskDone(Message):
+    """The attempt ended well; held lists borrowed objects that the worker still refers to."""
+
+    task: bytes
+    attempt: int
+    values: tuple[Value, ...]
+    run_us: int
+    held: tuple[RefTo, ...] = ()
+    recorded: tuple[tuple[str, int, bytes], ...] = ()
+    stream_items: int = 0
+    began_us: int = 0  # on the clock of the worker's host
+
+
+class TaskFailed(Message):
+    """The attempt ended with an error of the user's code, or by cancelling or a time limit (kind)."""
+
+    task: bytes
+    attempt: int
+    error: bytes
+    kind: str  # task cancelled timeout store args function
+    retry: bool  # the exception is one of those that the task asked to be retried
+    run_us: int
+    held: tuple[RefTo, ...] = ()
+    lost: tuple[tuple[bytes, tuple[str, ...]], ...] = ()  # kind "args": inputs that could not be had, and from where
+    began_us: int = 0
+
+
+class TakenBack(Message):
+    """These tasks had not begun and will not run here; blocked: what runs waits in get, so send no more for now."""
+
+    tasks: tuple[bytes, ...]
+    lease: int
+    blocked: bool = False
+
+
+class StreamItem(Message):
+    """The index-th item of a streaming task."""
+
+    task: bytes
+    attempt: int
+    index: int
+    value: Value
+
+
+class StashAdded(Message):
+    """What a running task would need to take the same way again: its choices and its children's results."""
+
+    task: bytes
+    attempt: int
+    recorded: tuple[tuple[str, int, bytes], ...] = ()
+    children: tuple[tuple[bytes, Value], ...] = ()
+
+
+# --- owner <-> node --------------------------------------------------------------------------------------------
+
+
+class LeaseDemand(Message):
+    """In total, this owner has asked this node for so many leases of this shape (grants included; may go down)."""
+
+    shape: Shape
+    placement: tuple[str, ...]
+    wanted_total: int
+    depth: int
+    priority: float
+
+
+class LeaseGranted(Message):
+    """A worker process is this owner's for tasks of this shape until it returns the lease or the lease is lost."""
+
+    lease: int
+    shape: Shape
+    placement: tuple[str, ...]
+    worker: str
+    worker_id: str
+    node_id: str
+
+
+class LeaseRedirected(Message):
+    """This node cannot serve the demand soon; that one can."""
+
+    shape: Shape
+    placement: tuple[str, ...]
+    node: str
+
+
+class LeaseDelayed(Message):
+    """Why the demand is not met yet, for people."""
+
+    shape: Shape
+    placement: tuple[str, ...]
+    reason: str
+
+
+class LeaseReturned(Message):
+    """The owner needs the lease no more."""
+
+    lease: int
+
+
+class LeaseWanted(Message):
+    """Others wait for such slots: return the lease as soon as what was sent on it is done."""
+
+    lease: int
+
+
+class LeaseLost(Message):
+    """The worker of the lease is dead."""
+
+    lease: int
+    death: Death
+
+
+class KillWorker(Message):
+    """Kill the worker of this lease (a forced cancel)."""
+
+    lease: int
+    task: bytes
+    reason: str
+
+
+# --- worker -> node --------------------------------------------------------------------------------------------
+
+
+class WorkerStarted(Message):
+    """A worker process listens."""
+
+    worker_id: str
+    pid: int
+    address: str
+
+
+class WorkerBlocked(Message):
+    """The worker's task waits in get: its slot is free for others. blocked=False: it goes on."""
+
+    worker_id: str
+    blocked: bool
+
+
+class WorkerStuck(Message):
+    """The worker cannot stop its task by itself: kill it."""
+
+    worker_id: str
+    reason: str
+
+
+class Joined(Message):
+    """A driver (or another process that owns and reads objects) uses this node."""
+
+    address: str
+    pid: int
+    role: str
+
+
+class Welcome(Message):
+    """What a joining process needs to know."""
+
+    node_id: str
+    host: str
+    store_folder: str
+    store_limit_bytes: int
+    session: str
+    head: str
+
+
+# --- store -----------------------------------------------------------------------------------------------------
+
+
+class SpaceAsked(Message):
+    """May I make an object of this size? request is echoed."""
+
+    request: int
+    size_bytes: int
+
+
+class SpaceGiven(Message):
+    """The answer: granted, or the text of the error (kind StoreFull or OutOfDisk)."""
+
+    request: int
+    granted: bool
+    kind: str = ""
+    reason: str = ""
+
+
+class SpaceReturned(Message):
+    """Granted space that was not used after all."""
+
+    size_bytes: int
+
+
+class ObjectSealed(Message):
+    """An object is now in the store of this host (its space had been granted)."""
+
+    oid: bytes
+    size_bytes: int
+    owner: str
+
+
+class ObjectFreed(Message):
+    """Nobody needs these objects: drop the copies. Sent by owners to nodes and by nodes to the process that wrote them."""
+
+    oids: tuple[bytes, ...]
+
+
+class SegmentKept(Message):
+    """The writer put a freed segment of this many bytes into its warm pool (0: removed)."""
+
+    oid: bytes
+    kept_bytes: int
+
+
+class PoolTrimmed(Message):
+    """Order to a writer: give back this much of the warm pool; and its answer with what was given."""
+
+    size_bytes: int
+
+
+class ObjectWanted(Message):
+    """Have this object in the local store: read it back from disk or pull it from one of these nodes."""
+
+    oid: bytes
+    size_bytes: int
+    owner: str
+    nodes: tuple[str, ...]
+
+
+class ObjectHere(Message):
+    """The object is in the local store now."""
+
+    oid: bytes
+
+
+class ObjectMissing(Message):
+    """The object could not be had from these nodes."""
+
+    oid: bytes
+    nodes: tuple[str, ...]
+    reason: str
+
+
+class CopyAdded(Message):
+    """Node to owner: this node holds a copy too."""
+
+    oid: bytes
+    node: str
+
+
+class CopiesLost(Message):
+    """To the owner: these nodes do not have the object (any more)."""
+
+    oid: bytes
+    nodes: tuple[str, ...]
+
+
+class ObjectAdopted(Message):
+    """To a node: the object has another owner now."""
+
+    oid: bytes
+    owner: str
+
+
+class OwnerEnded(Message):
+    """To a node: what this owner left and nobody adopted can go."""
+
+    owner: str
+
+
+# --- owner <-> owner -------------------------------------------------------------------------------------------
+
+
+class WatchObject(Message):
+    """Tell me when the object has a value."""
+
+    oid: bytes
+
+
+class ObjectReady(Message):
+    """The object's value, or its new value after a loss."""
+
+    oid: bytes
+    value: Value
+
+
+class BorrowAdded(Message):
+    """This process holds references to the object; count introductions; confirm: answer with BorrowConfirmed."""
+
+    oid: bytes
+    borrower: str
+    count: int = 1
+    confirm: bool = False
+
+
+class BorrowConfirmed(Message):
+    """The owner knows the borrower."""
+
+    oid: bytes
+
+
+class BorrowDropped(Message):
+    """The process holds no reference any more; takes back this many introductions."""
+
+    oid: bytes
+    count: int
+
+
+class CancelObject(Message):
+    """A borrower asks to cancel the task that makes the object."""
+
+    oid: bytes
+    force: bool
+    recursive: bool
+
+
+class FreeObject(Message):
+    """A borrower asks to free the object's value everywhere."""
+
+    oid: bytes
+
+
+class LoseObject(Message):
+    """Failure laboratory: drop every copy of the object, keep its lineage."""
+
+    oid: bytes
+
+
+# --- node <-> head ---------------------------------------------------------------------------------------------
+
+
+class NodeEntry(Record):
+    """A node as others see it."""
+
+    node_id: str
+    address: str
+    host: str
+    total: Shape
+    available: Shape
+    workers: tuple[tuple[str, int, str, str], ...] = ()  # (worker_id, pid, state, address)
+    queued: int = 0
+    epoch: int = 0
+
+
+class NodeJoined(Message):
+    """A node registers, for the first time or again after the head or the link was lost."""
+
+    entry: NodeEntry
+
+
+class NodeAccepted(Message):
+    """The head's answer: the epoch under which the node now lives, and its peers."""
+
+    epoch: int
+    nodes: tuple[NodeEntry, ...]
+
+
+class NodeFenced(Message):
+    """The head had declared this node dead: it must begin a new life (kill its workers, new epoch)."""
+
+    epoch: int
+
+
+class NodeReport(Message):
+    """Spare capacity and queue of a node, sent when it changed, at most every report interval; also its sign of life."""
+
+    entry: NodeEntry
+
+
+class NodesChanged(Message):
+    """Head to nodes, nodes to their processes: who is there, and who died since."""
+
+    nodes: tuple[NodeEntry, ...]
+    dead: tuple[str, ...] = ()  # addresses of nodes that are dead for good
+
+
+class SlotsSought(Message):
+    """A node asks: who could serve this demand of an owner?"""
+
+    owner: str
+    shape: Shape
+    placement: tuple[str, ...]
+    count: int
+
+
+class SlotsFound(Message):
+    """The head's answer: a node's address, or none and why."""
+
+    owner: str
+    shape: Shape
+    placement: tuple[str, ...]
+    node: str
+    reason: str = ""
+
+
+# --- asking and answering, for people ---------------------------------------------------------------------------
+
+
+class Asked(Message):
+    """A question (stats, nodes, story, stack ...) with a number that the answer repeats; scope: local or cluster."""
+
+    request: int
+    topic: str
+    argument: Any = None
+    scope: str = "cluster"
+
+
+class Answered(Message):
+    """The answer to a question: JSON-like content."""
+
+    request: int
+    topic: str
+    content: Any
+
+
+class LogLines(Message):
+    """Lines that a task printed, for the driver; stream is out or err."""
+
+    source: str
+    stream: str
+    lines: tuple[str, ...]
+
+
+class ChaosOrdered(Message):
+    """Failure laboratory: do this harm here (kill, freeze, thaw, cut, heal, arm a named point)."""
+
+    action: str
+    target: str
+    argument: Any = None
+
+
+class Ping(Message):
+    """Are you there? The answer is Pong."""
+
+    number: int
+
+
+class Pong(Message):
+    """Still here."""
+
+    number: int
+
+
+class Goodbye(Message):
+    """The sender ends on purpose."""
+
+    reason: str = ""
+
+
+class PeerLost(Message):
+    """From the link to its own machine: that process is gone for good."""
+
+    peer: str
+    reason: str
+
+
+WIRE: tuple[type[Message], ...] = tuple(
+    kind for kind in list(globals().values()) if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
+)

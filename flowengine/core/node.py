@@ -1,0 +1,277 @@
+"""The machine of a host's node: its workers, leases and store, its place in the cluster. It decides; a shell acts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .commands import Command, WorkerEnded
+from .dispatch import Part, on, routes
+from .messages import (
+    Death,
+    Goodbye,
+    Joined,
+    Message,
+    NodeAccepted,
+    NodeEntry,
+    NodeFenced,
+    NodeJoined,
+    NodeReport,
+    NodesChanged,
+    OwnerEnded,
+    PeerLost,
+    Ping,
+    Pong,
+    Welcome,
+)
+from .node_desk import NEVER_S, Desk, NodeSettings, Process, Tick, account
+from .node_leases import Leases
+from .node_pool import Pool
+from .node_questions import Questions
+from .node_store import Store
+
+if TYPE_CHECKING:
+    from flowengine.config import Config
+
+__all__ = ["Node", "NodeSettings", "Tick"]
+
+ORPHANS_MAX = 10_000
+
+
+class Node(Part):
+    """One door: `handle(event, now, sender)` gives the commands that follow from an event."""
+
+    def __init__(self, settings: NodeSettings, config: Config) -> None:
+        self.settings = settings
+        self.config = config
+        self.desk = Desk(settings, config)
+        self.pool = Pool(self.desk)
+        self.leases = Leases(self.desk, self.pool)
+        self.store = Store(self.desk)
+        self.questions = Questions(self.desk, self)
+        self.counters = self.desk.counters
+        self.orphans: dict[str, str] = {}  # dead worker that may have left objects -> its driver
+        self._routes = routes(self, self.pool, self.leases, self.store, self.questions)
+        self._reported_s = NEVER_S
+        self._report_timer = False
+
+    # --- the door ---------------------------------------------------------------------------------------------
+
+    def start(self, now: float) -> list[Command]:
+        """The commands with which a node begins."""
+        self.pool.replenish(now)
+        self._join()
+        self.desk.out.timer(self.config.heartbeat_s, Tick("beat"))
+        return self._done(now)
+
+    def handle(self, event: Message, now: float, sender: str = "") -> list[Command]:
+        """Takes an event in; sender: the address of the process that said it, "" for the shell."""
+        desk = self.desk
+        worker = desk.by_address.get(sender)
+        if worker is not None:
+            worker.heard_s = now
+        desk.journal.event(now, sender, event)
+        route = self._routes.get(type(event))
+        if route is None:
+            desk.counters["events_ignored"] += 1
+            return []
+        route(event, now, sender)
+        return self._done(now)
+
+    def _done(self, now: float) -> list[Command]:
+        desk = self.desk
+        if desk.leases_due:
+            desk.leases_due = False
+            if self.leases.waiting:
+                self.leases.serve(now)
+        if self.store.asks:
+            self.store.serve(now)
+        if desk.report_due and not self._report_timer:
+            self._report(now)
+        commands = desk.out.take()
+        desk.journal.commands(now, commands)
+        return commands
+
+    def story(self, name: bytes | str) -> list[str]:
+        """What happened here lately to a task, object, worker or process."""
+        return self.desk.journal.story(name)
+
+    def stats(self) -> dict[str, int]:
+        """Counters and gauges of this node alone."""
+        return {**self.counters, **self.store.gauges()}
+
+    @on(Tick)
+    def _tick(self, event: Tick, now: float, sender: str) -> None:
+        if event.what == "beat":
+            self.pool.beat(now)
+            self.desk.leases_due = True
+            if not self.desk.head_up:
+                self._join()
+            elif now - self._reported_s >= self.config.heartbeat_s:
+                self.desk.report_due = True
+            self.desk.out.timer(self.config.heartbeat_s, Tick("beat"))
+        elif event.what == "store":
+            self.store.timer_fired(now)
+        elif event.what == "workers":
+            self.pool.timer_fired(now)
+        elif event.what == "report":
+            self._report_timer = False
+
+    @on(Ping)
+    def _ping(self, event: Ping, now: float, sender: str) -> None:
+        self.desk.out.send(sender, Pong(event.number))
+
+    # --- processes of this host ---------------------------------------------------------------------------------
+
+    @on(Joined)
+    def _joined(self, event: Joined, now: float, sender: str) -> None:
+        desk, settings = self.desk, self.settings
+        desk.processes[event.address] = Process(event.address, event.pid, event.role)
+        welcome = Welcome(
+            settings.node_id,
+            settings.host,
+            settings.store_folder,
+            settings.store_limit_bytes,
+            settings.session,
+            desk.head,
+        )
+        desk.out.send(event.address, welcome)
+        if desk.nodes:
+            desk.out.send(event.address, NodesChanged(self._known_nodes(), tuple(desk.dead_nodes)))
+
+    @on(WorkerEnded)
+    def _worker_ended(self, event: WorkerEnded, now: float, sender: str) -> None:
+        death: Death = event.death
+        worker = self.pool.ended(death, now)
+        if worker is None:
+            return
+        self.leases.worker_ended(worker, account(worker, death, self.settings))
+        if not worker.address:
+            return
+        self.desk.processes.pop(worker.address, None)
+        if worker.address in self.store.by_owner:
+            # Not removed: its parent's owner may adopt them, or says OwnerEnded. When the driver ends all go.
+            self.orphans[worker.address] = worker.root
+            if len(self.orphans) > ORPHANS_MAX:
+                del self.orphans[next(iter(self.orphans))]
+        self._process_gone(worker.address, now)
+
+    def _process_gone(self, address: str, now: float) -> None:
+        self.leases.owner_lost(address, now)
+        self.store.process_gone(address, now)
+        self.questions.process_gone(address)
+
+    @on(PeerLost)
+    def _peer_lost(self, event: PeerLost, now: float, sender: str) -> None:
+        self._gone(event.peer, f"its link was lost: {event.reason}", now)
+
+    @on(Goodbye)
+    def _goodbye(self, event: Goodbye, now: float, sender: str) -> None:
+        self._gone(sender, event.reason, now)
+
+    def _gone(self, address: str, reason: str, now: float) -> None:
+        desk = self.desk
+        if address == desk.head:
+            desk.head_up = False  # nothing local stops; the beat joins again
+            return
+        worker = desk.by_address.get(address)
+        if worker is not None:
+            self.pool.kill(worker, reason, now)  # the rest follows when it was reaped
+            return
+        process = desk.processes.pop(address, None)
+        self._process_gone(address, now)
+        if process is not None:
+            self._driver_ended(address, now)
+            for entry in desk.others():
+                desk.out.send(entry.address, OwnerEnded(address))
+
+    def _driver_ended(self, driver: str, now: float) -> None:
+        self.leases.root_lost(driver, now)
+        self.store.owner_ended(driver)
+        for orphan in [orphan for orphan, root in self.orphans.items() if root == driver]:
+            del self.orphans[orphan]
+            self.store.owner_ended(orphan)
+
+    @on(OwnerEnded)
+    def _owner_ended(self, event: OwnerEnded, now: float, sender: str) -> None:
+        self.orphans.pop(event.owner, None)
+        self._driver_ended(event.owner, now)
+
+    # --- head and other nodes -------------------------------------------------------------------------------------
+
+    def entry(self) -> NodeEntry:
+        """This node as others see it."""
+        settings = self.settings
+        workers = tuple(
+            (worker.worker_id, worker.pid, worker.state, worker.address)
+            for worker in self.desk.workers.values()
+            if worker.state != "dying"
+        )
+        ledger = self.leases.ledger
+        return NodeEntry(
+            settings.node_id,
+            settings.me,
+            settings.host,
+            ledger.total(),
+            ledger.available(),
+            workers,
+            self.leases.queued(),
+            self.desk.epoch,
+        )
+
+    def _join(self) -> None:
+        self.desk.out.send(self.desk.head, NodeJoined(self.entry()))
+
+    def _report(self, now: float) -> None:
+        """Tells the head what changed, at most once an interval."""
+        if not self.desk.head_up:
+            self.desk.report_due = False
+            return
+        wait_s = self._reported_s + self.config.report_interval_s - now
+        if wait_s > 0:
+            self._report_timer = True
+            self.desk.out.timer(wait_s, Tick("report"))
+            return
+        self.desk.report_due = False
+        self._reported_s = now
+        self.desk.out.send(self.desk.head, NodeReport(self.entry()), lazy=True)
+
+    def _known_nodes(self) -> tuple[NodeEntry, ...]:
+        return tuple(self.desk.nodes[node_id] for node_id in sorted(self.desk.nodes))
+
+    def _learn_nodes(self, nodes: tuple[NodeEntry, ...], dead: tuple[str, ...]) -> None:
+        desk = self.desk
+        for address in dead:
+            desk.dead_nodes[address] = None
+        desk.nodes = {entry.node_id: entry for entry in nodes if entry.address not in desk.dead_nodes}
+        changed = NodesChanged(nodes, dead)
+        for address in desk.locals():
+            desk.out.send(address, changed)
+
+    @on(NodeAccepted)
+    def _accepted(self, event: NodeAccepted, now: float, sender: str) -> None:
+        desk = self.desk
+        desk.head = sender or desk.head
+        desk.head_up = True
+        desk.epoch = event.epoch
+        self._learn_nodes(event.nodes, ())
+        self.leases.look_again(head_is_new=True)
+        desk.report_due = True
+
+    @on(NodesChanged)
+    def _nodes_changed(self, event: NodesChanged, now: float, sender: str) -> None:
+        self._learn_nodes(event.nodes, event.dead)
+        self.leases.look_again(head_is_new=False)
+
+    @on(NodeFenced)
+    def _fenced(self, event: NodeFenced, now: float, sender: str) -> None:
+        """The cluster has written this node off: what it ran is running elsewhere, so it begins a new life."""
+        if event.epoch <= self.desk.epoch:
+            return
+        self.desk.epoch = event.epoch
+        self.desk.head = sender or self.desk.head
+        self.desk.head_up = False
+        for worker in list(self.desk.workers.values()):
+            self.pool.kill(worker, "its node was declared dead and began a new life", now)
+        self.store.clear()
+        self.pool.replenish(now)
+        self._join()

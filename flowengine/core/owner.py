@@ -1,0 +1,610 @@
+"""The Owner machine: whoever submits a task owns it, keeps its lineage, and knows who holds its results.
+
+One door: handle(event, now, sender) -> commands. The rules are in four parts that share this state: tasks (here),
+references (owner_refs), slots (owner_leases) and what is done after a loss (owner_recovery).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ..config import Config
+from . import commands as c
+from . import messages as m
+from . import owner_state as s
+from .ids import object_id, short, task_of
+from .owner_leases import LeaseRules
+from .owner_recovery import RecoveryRules
+from .owner_refs import RefRules
+from .owner_state import Obj, State, Step, Stream, Task, Waiter
+
+SPANS_KEPT = 20_000  # runs for the timeline
+COUNTERS = (
+    "tasks_submitted tasks_executed tasks_retried objects_rebuilt objects_inlined stale_messages stash_entries_forwarded"
+).split()
+
+
+class Functions:
+    """Pickled functions by id; those that no live task names go, oldest first, when they grow over a bound."""
+
+    def __init__(self, idle_bytes_max: int) -> None:
+        self.blobs: dict[bytes, bytes] = {}
+        self.users: dict[bytes, int] = {}
+        self.idle: dict[bytes, None] = {}
+        self.idle_bytes = 0
+        self.idle_bytes_max = idle_bytes_max
+
+    def use(self, function: bytes, blob: bytes | None) -> None:
+        """A task names the function."""
+        if blob is not None and function not in self.blobs:
+            self.blobs[function] = blob
+        self.users[function] = self.users.get(function, 0) + 1
+        if function in self.idle:
+            del self.idle[function]
+            self.idle_bytes -= len(self.blobs[function])
+
+    def leave(self, function: bytes) -> list[bytes]:
+        """A task is done with the function; gives those that were forgotten now."""
+        self.users[function] -= 1
+        if self.users[function]:
+            return []
+        del self.users[function]
+        self.idle[function] = None
+        self.idle_bytes += len(self.blobs.get(function, b""))
+        gone: list[bytes] = []
+        while self.idle_bytes > self.idle_bytes_max and len(self.idle) > 1:
+            oldest = next(iter(self.idle))
+            del self.idle[oldest]
+            self.idle_bytes -= len(self.blobs.pop(oldest, b""))
+            gone.append(oldest)
+        return gone
+
+
+class Owner(RefRules, LeaseRules, RecoveryRules):
+    """Decides; never waits, sends or reads a clock."""
+
+    def __init__(self, me: str, node: str, node_id: str, config: Config) -> None:
+        self.me = me
+        self.node = node
+        self.node_id = node_id
+        self.config = config
+        self.out: list[Any] = []
+        self.now = 0.0
+        self.tasks: dict[bytes, Task] = {}
+        self.objects: dict[bytes, Obj] = {}
+        self.waiters: dict[int, Waiter] = {}
+        self.functions = Functions(config.function_bytes_max)
+        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.spans: deque[tuple[m.TaskSpec, str, str, int, int, int, int, str]] = deque(maxlen=SPANS_KEPT)
+        self.init_refs()
+        self.init_leases()
+        self.init_recovery()
+
+    def handle(self, event: m.Message, now: float, sender: str = "") -> list[Any]:
+        """The one door."""
+        self.out = out = []
+        self.now = now
+        HANDLERS[type(event)](self, event, sender)
+        return out
+
+    def send(self, to: str, message: m.Message, lazy: bool = False) -> None:
+        """Order a message to another process."""
+        self.out.append(c.Send(to, message, lazy))
+
+    # --- submission --------------------------------------------------------------------------------------------
+
+    def submitted(self, event: s.Submitted, sender: str) -> None:
+        """User code called a remote function: note the lineage, queue. No waiting, no round trip."""
+        spec = event.spec
+        self.counters["tasks_submitted"] += 1
+        self.functions.use(spec.function, event.blob)
+        task = Task(spec, (spec.shape, spec.placement), [], [], [], submitted_at=self.now)
+        if spec.num_returns < 0:
+            task.stream = Stream()
+        else:
+            for index in range(spec.num_returns):
+                obj = Obj(object_id(spec.id, index), task=task, local=1)
+                task.results.append(obj)
+                self.objects[obj.oid] = obj
+        self.tasks[spec.id] = task
+        if spec.deps or spec.nested or spec.args_object is not None:
+            self.pin_all(task)
+        if self.left_children and self.adopt_child(task):
+            return
+        self.look_at_inputs(task)
+
+    def pin_all(self, task: Task) -> None:
+        spec = task.spec
+        for ref in spec.deps:
+            task.inputs.append(self.known(ref))
+        if spec.args_object is not None:
+            task.inputs.append(self.known(spec.args_object))
+        for ref in spec.nested:
+            task.nested.append(self.known(ref))
+        for obj in task.inputs:
+            obj.pins += 1
+        for obj in task.nested:
+            obj.pins += 1
+
+    def look_at_inputs(self, task: Task) -> None:
+        """A WAITING task: count what is missing; go on when nothing is, end badly when an input is an error."""
+        task.missing = 0
+        for obj in task.inputs:
+            if obj.value is None:
+                task.missing += 1
+                if obj.dependents is None:
+                    obj.dependents = [task]
+                else:
+                    obj.dependents.append(task)
+            elif type(obj.value) is m.Failed:
+                self.end_badly(task, obj.value)
+                return
+        if task.missing:
+            self.want([obj for obj in task.inputs if obj.value is None])
+        else:
+            task.step(Step.INPUTS_CAME)
+            self.enqueue(task)
+
+    # --- the end of an attempt -----------------------------------------------------------------------------------
+
+    def current(self, task_id: bytes, attempt: int) -> Task | None:
+        """The task, if this attempt is the one that counts; the one place that decides what is stale."""
+        task = self.tasks.get(task_id)
+        if task is None or task.attempt != attempt or task.state is not State.SENT:
+            self.counters["stale_messages"] += 1
+            return None
+        return task
+
+    def task_done(self, event: m.TaskDone, sender: str) -> None:
+        """An attempt ended well."""
+        task = self.current(event.task, event.attempt)
+        if task is None:
+            self.drop_values(event.task, event.values)
+            return
+        self.ran(task, event.began_us, event.run_us, "done")
+        self.left_lease(task, event.run_us)
+        self.counters["tasks_executed"] += 1
+        if event.held:
+            self.holds(task, event.held, sender)
+        if not task.wanted:
+            for value in event.values:
+                self.discard(value, [object_id(task.spec.id, i) for i in range(len(event.values))])
+            self.end_badly(task, m.Failed(task.why_unwanted, "cancelled"))
+            return
+        if event.recorded:
+            task.recorded = {(kind, number): payload for kind, number, payload in event.recorded}
+        task.children = None
+        task.step(Step.ENDED_WELL)
+        if task.stream is not None:
+            self.stream_ended(task, event.stream_items)
+        else:
+            for obj, value in zip(task.results, event.values, strict=False):
+                if task.rebuilds and obj.value is None and self.objects.get(obj.oid) is obj:
+                    self.counters["objects_rebuilt"] += 1
+                self.set_value(obj, value, sender)
+        self.settle(task)
+
+    def ran(self, task: Task, began_us: int, run_us: int, outcome: str) -> None:
+        """Remember the run for the timeline."""
+        lease = task.lease
+        if lease is not None and run_us >= 0:
+            submitted_us = int(task.submitted_at * 1e6)
+            run = 1 + task.crashes + task.failures + task.rebuilds
+            self.spans.append((task.spec, lease.worker_id, lease.node_id, run, submitted_us, began_us, run_us, outcome))
+
+    def settle(self, task: Task) -> None:
+        """The task ended: inputs need not be kept as values; as lineage only if a result could be lost."""
+        keep = task.state is State.DONE and self.keeps_lineage(task)
+        inputs, nested = task.inputs, task.nested
+        if keep:
+            if not task.lineage:
+                task.lineage = True
+                for obj in inputs:
+                    obj.lineage += 1
+                for obj in nested:
+                    obj.lineage += 1
+        elif task.lineage:
+            self.drop_lineage_of_inputs(task)
+        if task.pinned and not task.unconfirmed:
+            self.unpin_task(task)
+        if not keep:
+            self.forget_task(task)
+        for obj in list(task.results):
+            self.release(obj)
+
+    def keeps_lineage(self, task: Task) -> bool:
+        """A result that lives in a store, or holds references of the dead worker's, may have to be made again."""
+        results = task.results if task.stream is None else task.stream.items.values()
+        for obj in results:
+            value = obj.value
+            if type(value) is m.Stored or (type(value) is m.Inline and value.contained):
+                return True
+        return False
+
+    def forget_task(self, task: Task) -> None:
+        """No result of the task will ever be made again from its lineage."""
+        for obj in task.results:
+            obj.task = None
+        if task.stream is not None and task.stream.ended and not task.stream.items:
+            self.tasks.pop(task.spec.id, None)
+        elif task.stream is None:
+            self.tasks.pop(task.spec.id, None)
+        if task.pinned and not task.unconfirmed:
+            self.unpin_task(task)
+        if not task.stream or task.spec.id not in self.tasks:
+            self.leave_function(task)
+
+    def leave_function(self, task: Task) -> None:
+        """The task's function may go when nobody else names it."""
+        for function in self.functions.leave(task.spec.function):
+            self.forget_function(function)
+
+    def unpin_task(self, task: Task) -> None:
+        """The run is over: its inputs and the references inside of them are not held for it any more."""
+        task.pinned = False
+        for obj in task.inputs:
+            obj.pins -= 1
+            self.release(obj)
+        for obj in task.nested:
+            obj.pins -= 1
+            self.release(obj)
+
+    def task_failed(self, event: m.TaskFailed, sender: str) -> None:
+        """An attempt ended with an error; some kinds are not the task's fault and cost nothing."""
+        task = self.current(event.task, event.attempt)
+        if task is None:
+            return
+        self.ran(task, event.began_us, event.run_us, event.kind)
+        self.left_lease(task, event.run_us if event.kind == "task" else -1)
+        if event.held:
+            self.holds(task, event.held, sender)
+        if not task.wanted:
+            self.end_badly(task, m.Failed(task.why_unwanted, "cancelled"))
+        elif event.kind == "args":
+            for oid, nodes in event.lost:
+                self.copies_lost(self.objects[oid], nodes)
+            self.try_again(task)
+        elif event.kind == "function":
+            self.sent_functions.get(sender, {}).pop(task.spec.function, None)
+            self.try_again(task)
+        elif event.retry and (task.spec.max_retries < 0 or task.failures < task.spec.max_retries):
+            task.failures += 1
+            self.counters["tasks_retried"] += 1
+            self.try_again(task)
+        else:
+            self.counters["tasks_executed"] += event.kind == "task"
+            self.end_badly(task, m.Failed(event.error, event.kind))
+
+    def try_again(self, task: Task) -> None:
+        """The attempt is over, the wish is not."""
+        task.step(Step.TRY_AGAIN)
+        if not task.wanted:
+            self.end_badly(task, m.Failed(task.why_unwanted, "cancelled"))
+            return
+        self.look_at_inputs(task)
+
+    def end_badly(self, task: Task, error: m.Failed) -> None:
+        """Every result of the task is this error."""
+        task.step(Step.ENDED_BADLY)
+        if task.stream is not None:
+            task.stream.error = error
+            self.stream_ended(task, task.stream.count)
+        for obj in task.results:
+            self.set_value(obj, error, "")
+        self.settle(task)
+
+    def end_later(self, task: Task, error: m.Failed) -> None:
+        """As end_badly, for a task that may be queued or running."""
+        if task.state is State.READY:
+            self.dequeue(task)
+        self.end_badly(task, error)
+
+    # --- values ------------------------------------------------------------------------------------------------
+
+    def set_value(self, obj: Obj, value: m.Value, sender: str) -> None:
+        """The object has a value (again): whoever waits for it goes on."""
+        if self.objects.get(obj.oid) is not obj:
+            self.discard(value, [obj.oid])
+            return
+        if obj.value is not None:
+            return  # an error or an earlier result stays
+        obj.value = value
+        if type(value) is m.Inline:
+            self.counters["objects_inlined"] += 1
+        if type(value) is not m.Failed and value.contained:
+            self.contains(obj, value.contained, sender)
+        if obj.waiters is not None:
+            waiters, obj.waiters = obj.waiters, None
+            for waiter in waiters:
+                self.one_less(waiter)
+        if obj.watchers is not None:
+            watchers, obj.watchers = obj.watchers, None
+            for to in watchers:
+                self.send(to, m.ObjectReady(obj.oid, value))
+        if obj.fetchers is not None:
+            self.wake_fetchers(obj)
+        if obj.dependents is not None:
+            dependents, obj.dependents = obj.dependents, None
+            for task in dependents:
+                self.input_came(task, value)
+        if self.parents and not obj.owner:
+            self.stash_child(obj, value)
+
+    def input_came(self, task: Task, value: m.Value) -> None:
+        if task.state is not State.WAITING:
+            return
+        if type(value) is m.Failed:
+            self.end_badly(task, value)
+            return
+        task.missing -= 1
+        if task.missing == 0:
+            self.look_at_inputs(task)  # another input may have been lost meanwhile
+
+    def value_put(self, event: s.ValuePut, sender: str) -> None:
+        """User code stored a value: it is owned here and has no maker."""
+        obj = self.objects.get(event.oid)
+        if obj is None:
+            obj = self.objects[event.oid] = Obj(event.oid, local=1, durable=event.durable)
+        else:
+            obj.local += 1  # a parent that runs again puts the same value
+        if obj.value is None:
+            self.set_value(obj, event.value, "")
+
+    # --- threads that wait ---------------------------------------------------------------------------------------
+
+    def ready_asked(self, event: s.ReadyAsked, sender: str) -> None:
+        """A thread waits for values."""
+        missing = []
+        for oid in event.oids:
+            obj = self.objects[oid]
+            if obj.value is None:
+                missing.append(obj)
+        open_count = event.count - (len(event.oids) - len(missing))
+        if open_count <= 0:
+            self.out.append(c.Resolve(event.waiter))
+            return
+        waiter = Waiter(event.waiter, open_count, missing)
+        self.waiters[event.waiter] = waiter
+        for obj in missing:
+            if obj.waiters is None:
+                obj.waiters = [waiter]
+            else:
+                obj.waiters.append(waiter)
+        self.want(missing)
+
+    def one_less(self, waiter: Waiter) -> None:
+        waiter.missing -= 1
+        if waiter.missing == 0 and self.waiters.pop(waiter.id, None) is not None:
+            self.out.append(c.Resolve(waiter.id))
+            self.unhook(waiter)
+
+    def unhook(self, waiter: Waiter) -> None:
+        """The waiter is done: objects that are still pending forget it."""
+        for obj in waiter.objects:
+            if obj.waiters is not None and waiter in obj.waiters:
+                obj.waiters.remove(waiter)
+        waiter.objects = []
+
+    def waiter_gone(self, event: s.WaiterGone, sender: str) -> None:
+        """The thread gave up (a time limit or an interrupt)."""
+        waiter = self.waiters.pop(event.waiter, None)
+        if waiter is not None:
+            self.unhook(waiter)
+
+    # --- cancelling ----------------------------------------------------------------------------------------------
+
+    def cancel_asked(self, event: s.CancelAsked, sender: str) -> None:
+        """User code cancels the task behind an object; twice and too late are harmless."""
+        task = self.tasks.get(task_of(event.oid))
+        if task is not None:
+            self.cancel(task, event.force, event.recursive)
+            return
+        obj = self.objects.get(event.oid)
+        if obj is not None and obj.owner and obj.value is None:
+            self.send(obj.owner, m.CancelObject(event.oid, event.force, event.recursive))
+
+    def cancel(self, task: Task, force: bool, recursive: bool) -> None:
+        if task.state in (State.DONE, State.FAILED):
+            return
+        task.why_unwanted = self.cancelled_error(task, force)
+        if task.state is not State.SENT:
+            self.end_later(task, m.Failed(task.why_unwanted, "cancelled"))
+            return
+        task.wanted = False
+        lease = task.lease
+        assert lease is not None
+        if force:
+            self.send(lease.node, m.KillWorker(lease.id, task.spec.id, "cancelled by force"))
+        else:
+            self.send(lease.worker, m.CancelTask(task.spec.id, task.attempt, recursive))
+
+    def cancel_object(self, event: m.CancelObject, sender: str) -> None:
+        """A borrower cancels."""
+        self.cancel_asked(s.CancelAsked(event.oid, event.force, event.recursive), sender)
+
+    # --- streams -------------------------------------------------------------------------------------------------
+
+    def stream_item(self, event: m.StreamItem, sender: str) -> None:
+        """An item of a streaming task has come; one that came before is set only if it was lost."""
+        task = self.current(event.task, event.attempt)
+        if task is None or task.stream is None:
+            self.drop_values(event.task, (event.value,), event.index)
+            return
+        stream = task.stream
+        oid = object_id(event.task, event.index)
+        if event.index < stream.count:
+            obj = stream.items.get(event.index)
+            if obj is None or obj.value is not None:
+                self.discard(event.value, [oid]) if obj is None else None
+                return
+            self.counters["objects_rebuilt"] += 1
+            self.set_value(obj, event.value, sender)
+            return
+        stream.count = event.index + 1
+        if stream.dropped or not task.wanted:
+            self.discard(event.value, [oid])
+            return
+        obj = self.objects[oid] = Obj(oid, task=task, pins=1)  # the stream holds it until the reader takes it
+        stream.items[event.index] = obj
+        self.set_value(obj, event.value, sender)
+        self.wake_stream(stream)
+
+    def wake_stream(self, stream: Stream) -> None:
+        rest = []
+        for waiter, index in stream.waiters:
+            if index < stream.count or stream.ended:
+                self.out.append(c.Resolve(waiter.id))
+                self.waiters.pop(waiter.id, None)
+            elif waiter.id in self.waiters:
+                rest.append((waiter, index))
+        stream.waiters = rest
+
+    def stream_ended(self, task: Task, items: int) -> None:
+        stream = task.stream
+        assert stream is not None
+        stream.ended = True
+        if stream.dropped:
+            for obj in list(stream.items.values()):
+                self.release(obj)
+        self.wake_stream(stream)
+
+    def stream_asked(self, event: s.StreamAsked, sender: str) -> None:
+        """The reader waits for an item or the end."""
+        task = self.tasks.get(event.task)
+        stream = task.stream if task is not None else None
+        if stream is None or event.index < stream.count or stream.ended:
+            self.out.append(c.Resolve(event.waiter))
+            return
+        waiter = Waiter(event.waiter, 1, [])
+        self.waiters[event.waiter] = waiter
+        stream.waiters.append((waiter, event.index))
+
+    def stream_taken(self, event: s.StreamTaken, sender: str) -> None:
+        """The reader has taken items: they are its references now, and the maker may go on."""
+        task = self.tasks.get(event.task)
+        if task is None or task.stream is None:
+            return
+        stream = task.stream
+        if event.items < 0:
+            stream.dropped = True
+            for index in [i for i in stream.items if i >= stream.taken]:
+                obj = stream.items[index]
+                obj.pins -= 1
+                self.release(obj)
+            if task.state in (State.DONE, State.FAILED):
+                self.forget_stream(task)
+            else:
+                self.cancel(task, False, True)
+            return
+        for index in range(stream.taken, event.items):
+            obj = stream.items[index]
+            obj.pins -= 1
+            obj.local += 1
+        stream.taken = event.items
+        if task.state is State.SENT and task.lease is not None:
+            self.send(task.lease.worker, m.StreamConsumed(task.spec.id, task.attempt, event.items))
+
+    def forget_stream(self, task: Task) -> None:
+        """The reader is gone and the task is over: nothing is left to do for it."""
+        if task.stream is not None and not task.stream.items and task.spec.id in self.tasks:
+            if task.lineage:
+                self.drop_lineage_of_inputs(task)
+            del self.tasks[task.spec.id]
+            self.leave_function(task)
+
+    def worker_of(self, oid: bytes) -> str:
+        """The worker_id that runs or ran the object's task; empty when none did or it is forgotten."""
+        task = self.tasks.get(task_of(oid))
+        if task is not None and task.lease is not None:
+            return task.lease.worker_id
+        obj = self.objects.get(oid)
+        return obj.maker if obj is not None else ""
+
+    # --- for people ------------------------------------------------------------------------------------------------
+
+    def why(self, oid: bytes) -> str:
+        """One line: what the object is and what it waits for."""
+        obj = self.objects.get(oid)
+        if obj is None:
+            return f"{short(oid)} is not known here"
+        if obj.owner:
+            state = "ready" if obj.value is not None else "pending"
+            return f"{short(oid)} {state}, owned by {obj.owner}"
+        task = obj.task if obj.task is not None else self.tasks.get(task_of(oid))
+        if obj.value is not None:
+            kind = {m.Inline: "ready", m.Stored: "ready", m.Failed: "failed"}[type(obj.value)]
+            return f"{short(oid)} {kind}" + (f" ({task.spec.name})" if task else "")
+        return f"{short(oid)} " + (self.why_task(task) if task is not None else "was lost")
+
+    def why_task(self, task: Task) -> str:
+        """One line: where the task is and what it waits for."""
+        name = task.spec.name
+        if task.state is State.WAITING:
+            first = next((obj for obj in task.inputs if obj.value is None), None)
+            by = f", among them {short(first.oid)}" if first is not None else ""
+            if first is not None and first.task is not None:
+                by += f" ({first.task.spec.name}, {first.task.state.name.lower()})"
+            return f"{name}: waits for {task.missing} input(s){by}"
+        if task.state is State.READY:
+            queue = self.queues[task.key]
+            reason = queue.reason or f"a slot with {dict(task.spec.shape)}"
+            return f"{name}: waits for {reason}"
+        if task.state is State.SENT and task.lease is not None:
+            ahead = len(task.lease.inflight) - 1
+            return f"{name}: sent to {task.lease.worker_id} (push {task.attempt}), {ahead} other task(s) there"
+        return f"{name}: {task.state.name.lower()}"
+
+
+def _ignore(owner: Owner, event: Any, sender: str) -> None:
+    return None
+
+
+HANDLERS: dict[type[Any], Callable[[Owner, Any, str], None]] = {
+    s.Submitted: Owner.submitted,
+    m.TaskDone: Owner.task_done,
+    m.TaskFailed: Owner.task_failed,
+    s.ValuePut: Owner.value_put,
+    s.ReadyAsked: Owner.ready_asked,
+    s.WaiterGone: Owner.waiter_gone,
+    s.CancelAsked: Owner.cancel_asked,
+    m.CancelObject: Owner.cancel_object,
+    m.StreamItem: Owner.stream_item,
+    s.StreamAsked: Owner.stream_asked,
+    s.StreamTaken: Owner.stream_taken,
+    s.RefsMade: Owner.refs_made,
+    s.InputsGiven: Owner.inputs_given,
+    s.RefsDropped: Owner.refs_dropped,
+    s.Exported: Owner.exported,
+    s.FreeAsked: Owner.free_asked,
+    m.FreeObject: Owner.free_object,
+    m.BorrowAdded: Owner.borrow_added,
+    m.BorrowConfirmed: Owner.borrow_confirmed,
+    m.BorrowDropped: Owner.borrow_dropped,
+    m.WatchObject: Owner.watch_object,
+    m.ObjectReady: Owner.object_ready,
+    m.CopyAdded: Owner.copy_added,
+    s.FetchAsked: Owner.fetch_asked,
+    m.ObjectHere: Owner.object_here,
+    m.ObjectMissing: Owner.object_missing,
+    m.LeaseGranted: Owner.lease_granted,
+    m.LeaseRedirected: Owner.lease_redirected,
+    m.LeaseDelayed: Owner.lease_delayed,
+    m.LeaseWanted: Owner.lease_wanted,
+    m.TakenBack: Owner.taken_back,
+    s.IdleLooked: Owner.idle_looked,
+    m.LeaseLost: Owner.lease_lost,
+    m.PeerLost: Owner.peer_lost,
+    m.NodesChanged: Owner.nodes_changed,
+    m.CopiesLost: Owner.copies_lost_told,
+    s.LoseAsked: Owner.lose_asked,
+    m.LoseObject: Owner.lose_object,
+    s.ParentBegan: Owner.parent_began,
+    s.ParentEnded: Owner.parent_ended,
+    s.Noted: Owner.noted,
+    m.StashAdded: Owner.stash_added,
+    s.NodeMoved: Owner.node_moved,
+    s.DurableBack: Owner.durable_back,
+    m.Pong: _ignore,
+}

@@ -1,0 +1,347 @@
+"""The Owner's rules for slots: which nodes to ask, what to push to which leased worker, what to take back.
+
+How much may wait at a worker follows from the measured run time of the function: as much as fills
+config.pipeline_s_max, so hundreds of microsecond tasks and one long one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from . import commands as c
+from . import messages as m
+from . import owner_state as s
+from .owner_state import Cost, Demand, Lease, Queue, State, Step, Task
+
+if TYPE_CHECKING:
+    from .owner import Owner
+
+LEASES_ASKED_MAX = 256
+FUNCTIONS_COSTED_MAX = 10_000
+
+
+class LeaseRules:
+    """Part of Owner: see there for the state."""
+
+    def init_leases(self: Owner) -> None:
+        """State of these rules."""
+        self.queues: dict[s.QueueKey, Queue] = {}
+        self.leases: dict[tuple[str, int], Lease] = {}
+        self.costs: dict[bytes, Cost] = {}
+        self.sent_functions: dict[str, dict[bytes, None]] = {}
+        self.pipeline_us_max = int(self.config.pipeline_s_max * 1e6)
+
+    # --- what is ready -------------------------------------------------------------------------------------------
+
+    def enqueue(self: Owner, task: Task) -> None:
+        """A READY task: push it if a leased worker takes more, else queue it and ask for slots."""
+        queue = self.queues.get(task.key)
+        if queue is None:
+            queue = self.queues[task.key] = Queue(task.key)
+        if queue.count == 0 and queue.rotation:
+            self.push(queue.rotation[0], task)
+            return
+        priority = task.spec.priority
+        line = queue.ready.get(priority)
+        if line is None:
+            line = queue.ready[priority] = deque()
+            queue.priorities = sorted(queue.ready, reverse=True)
+        line.append(task)
+        queue.count += 1
+        self.fill(queue)
+
+    def dequeue(self: Owner, task: Task) -> None:
+        """The task is not wanted any more: take it out of its queue."""
+        queue = self.queues[task.key]
+        queue.ready[task.spec.priority].remove(task)
+        queue.count -= 1
+        if queue.count == 0:
+            self.withdraw(queue)
+
+    def next_ready(self: Owner, queue: Queue) -> Task:
+        for priority in queue.priorities:
+            line = queue.ready[priority]
+            if line:
+                queue.count -= 1
+                return line.popleft()
+        raise LookupError("count says that a task is ready")
+
+    def fill(self: Owner, queue: Queue) -> None:
+        """Push what is ready to workers that take more; then ask for more slots, or give up what is too much."""
+        while queue.count and queue.rotation:
+            self.push(queue.rotation[0], self.next_ready(queue))
+        if queue.count:
+            self.ask(queue)
+        elif queue.demand:
+            self.withdraw(queue)
+
+    # --- pushing -------------------------------------------------------------------------------------------------
+
+    def run_us(self: Owner, task: Task) -> int:
+        """Expected run time; unknown functions count as half a pipeline."""
+        cost = self.costs.get(task.spec.function)
+        if cost is None or cost.run_us < 0:
+            return self.pipeline_us_max >> 1
+        return int(cost.run_us) + 5
+
+    def push(self: Owner, lease: Lease, task: Task) -> None:
+        """Send the task to the worker; at once when it is idle, else with what follows."""
+        spec = task.spec
+        task.step(Step.PUSHED)
+        task.attempt += 1
+        task.lease = lease
+        functions = self.sent_functions.get(lease.worker)
+        if functions is None:
+            functions = self.sent_functions[lease.worker] = {}
+        if spec.function not in functions:
+            functions[spec.function] = None
+            self.send(lease.worker, m.PutFunction(spec.function, self.functions.blobs[spec.function]), True)
+        values = tuple([obj.value for obj in task.inputs]) if task.inputs else ()
+        idle = not lease.inflight
+        if idle:
+            lease.progress_at = self.now
+        lease.inflight[spec.id] = task
+        lease.load_us += self.run_us(task)
+        stream_have = 0
+        if task.stream is not None and not task.rebuilds:
+            stream_have = task.stream.count
+        recorded = tuple([(kind, n, payload) for (kind, n), payload in task.recorded.items()]) if task.recorded else ()
+        children = tuple(task.children.items()) if task.children else ()
+        run = 1 + task.crashes + task.failures + task.rebuilds
+        message = m.PushTask(spec, task.attempt, lease.id, values, run, stream_have, recorded, children)  # type: ignore[arg-type]
+        self.out.append(c.Send(lease.worker, message, not idle))
+        if not self.takes_more(lease):
+            lease.open = False
+            lease.queue.rotation.popleft()
+        elif len(lease.queue.rotation) > 1:
+            lease.queue.rotation.rotate(-1)
+
+    def takes_more(self: Owner, lease: Lease) -> bool:
+        waiting = len(lease.inflight)
+        if lease.unwanted or lease.taking_back:
+            return False
+        if waiting == 0:
+            return True
+        return lease.load_us < self.pipeline_us_max and waiting < self.config.pipeline_tasks_max
+
+    def left_lease(self: Owner, task: Task, run_us: int) -> None:
+        """The attempt is off its worker: learn its cost, then give the worker more or the node its slot."""
+        lease = task.lease
+        task.lease = None
+        if lease is None:
+            return
+        expected = self.run_us(task)
+        for obj in task.results:
+            obj.maker = lease.worker_id
+        lease.inflight.pop(task.spec.id, None)
+        lease.progress_at = self.now
+        if run_us >= 0:
+            self.learn(task.spec.function, run_us)
+        lease.load_us = max(0, lease.load_us - expected) if lease.inflight else 0
+        self.reopen(lease)
+
+    def learn(self: Owner, function: bytes, run_us: int) -> None:
+        cost = self.costs.get(function)
+        if cost is None:
+            if len(self.costs) >= FUNCTIONS_COSTED_MAX:
+                del self.costs[next(iter(self.costs))]
+            self.costs[function] = Cost(float(run_us))
+        elif run_us > cost.run_us:
+            cost.run_us += (run_us - cost.run_us) * 0.3
+        else:
+            cost.run_us += (run_us - cost.run_us) * 0.1
+
+    def reopen(self: Owner, lease: Lease) -> None:
+        queue = lease.queue
+        if not lease.open and self.takes_more(lease):
+            lease.open = True
+            queue.rotation.append(lease)
+        if queue.count:
+            self.fill(queue)
+        if not lease.inflight:
+            if lease.unwanted:
+                self.return_lease(lease)
+            else:
+                self.idle(lease)
+
+    # --- idle workers --------------------------------------------------------------------------------------------
+
+    def idle(self: Owner, lease: Lease) -> None:
+        """Nothing to do for the worker: take back what waits behind others, or give it up after a while."""
+        queue = lease.queue
+        lease.idle_since = self.now
+        if not queue.idle_timer:
+            queue.idle_timer = True
+            busy = any(len(other.inflight) > 1 for other in queue.leases.values())
+            delay_s = 0.002 if busy else self.config.lease_idle_s
+            self.out.append(c.SetTimer(delay_s, s.IdleLooked(*queue.key)))
+
+    def idle_looked(self: Owner, event: s.IdleLooked, sender: str) -> None:
+        """Timer: are there idle workers of ours?"""
+        queue = self.queues.get((event.shape, event.placement))
+        if queue is None:
+            return
+        queue.idle_timer = False
+        idle = [lease for lease in queue.leases.values() if not lease.inflight]
+        victims = [
+            lease
+            for lease in queue.leases.values()
+            if len(lease.inflight) > 1 and not lease.taking_back and self.is_slow(lease)
+        ]
+        if idle and victims:
+            victim = max(victims, key=lambda lease: lease.load_us)
+            tasks = list(victim.inflight)
+            self.take_back(victim, tasks[(len(tasks) + 1) // 2 :] if len(tasks) > 2 else tasks[1:])
+        for lease in idle:
+            if self.now - lease.idle_since >= self.config.lease_idle_s * 0.99:
+                self.return_lease(lease)
+        rest = [lease for lease in queue.leases.values() if not lease.inflight]
+        if rest:
+            queue.idle_timer = True
+            busy = any(len(lease.inflight) > 1 for lease in queue.leases.values())
+            oldest_s = max(self.now - lease.idle_since for lease in rest)
+            delay_s = 0.005 if busy else max(0.005, self.config.lease_idle_s - oldest_s)
+            self.out.append(c.SetTimer(delay_s, s.IdleLooked(*queue.key)))
+        elif not queue.leases and not queue.count:
+            self.forget_queue(queue)
+
+    def forget_queue(self: Owner, queue: Queue) -> None:
+        if all(demand.granted == demand.wanted_total for demand in queue.demand.values()) and len(self.queues) > 64:
+            del self.queues[queue.key]
+
+    def is_slow(self: Owner, lease: Lease) -> bool:
+        return lease.load_us > 2_000 or self.now - lease.progress_at > 0.002
+
+    def take_back(self: Owner, lease: Lease, tasks: list[bytes]) -> None:
+        lease.taking_back = True
+        if lease.open:
+            lease.open = False
+            lease.queue.rotation.remove(lease)
+        self.send(lease.worker, m.TakeBack(tuple(tasks), lease.id))
+
+    def taken_back(self: Owner, event: m.TakenBack, sender: str) -> None:
+        """The worker gave back tasks that had not begun."""
+        lease = next((le for le in self.leases.values() if le.id == event.lease and le.worker == sender), None)
+        again: list[Task] = []
+        for task_id in event.tasks:
+            task = self.tasks.get(task_id)
+            if task is None or task.state is not State.SENT or task.lease is not lease or lease is None:
+                continue
+            lease.inflight.pop(task_id)
+            lease.load_us = max(0, lease.load_us - self.run_us(task))
+            task.lease = None
+            again.append(task)
+        if lease is not None:
+            lease.taking_back = False
+            if event.blocked:
+                if lease.open:
+                    lease.open = False
+                    lease.queue.rotation.remove(lease)
+            elif not lease.open and self.takes_more(lease):
+                lease.open = True
+                lease.queue.rotation.append(lease)
+        for task in again:
+            self.try_again(task)
+        if lease is not None:
+            self.balance(lease.queue)
+
+    def balance(self: Owner, queue: Queue) -> None:
+        """After a taking back: idle workers come first in the rotation."""
+        if len(queue.rotation) > 1:
+            queue.rotation = deque(sorted(queue.rotation, key=lambda lease: lease.load_us))
+        self.fill(queue)
+
+    # --- asking for slots and giving them up -------------------------------------------------------------------------
+
+    def ask(self: Owner, queue: Queue) -> None:
+        """Tell the home node (and whom it named) how many slots would be of use."""
+        if not queue.demand:
+            queue.demand[self.node] = Demand()
+        target = min(queue.count, LEASES_ASKED_MAX)
+        for node, demand in queue.demand.items():
+            outstanding = demand.wanted_total - demand.granted
+            if outstanding == 0 or target >= 2 * outstanding:
+                self.tell_demand(queue, node, demand, target)
+
+    def withdraw(self: Owner, queue: Queue) -> None:
+        """Nothing waits: more slots are not needed."""
+        queue.reason = ""
+        for node, demand in list(queue.demand.items()):
+            if demand.wanted_total != demand.granted:
+                self.tell_demand(queue, node, demand, 0)
+
+    def tell_demand(self: Owner, queue: Queue, node: str, demand: Demand, outstanding: int) -> None:
+        demand.wanted_total = demand.granted + outstanding
+        shape, placement = queue.key
+        priority = queue.priorities[0] if queue.priorities else 0
+        self.send(node, m.LeaseDemand(shape, placement, demand.wanted_total, self.depth, priority))
+
+    def lease_granted(self: Owner, event: m.LeaseGranted, sender: str) -> None:
+        """A worker is ours for a while."""
+        queue = self.queues.get((event.shape, event.placement))
+        if queue is None:
+            queue = self.queues[event.shape, event.placement] = Queue((event.shape, event.placement))
+        demand = queue.demand.get(sender)
+        if demand is None:
+            demand = queue.demand[sender] = Demand()
+        demand.granted += 1
+        demand.wanted_total = max(demand.wanted_total, demand.granted)
+        lease = Lease(event.lease, event.worker, event.worker_id, sender, event.node_id, queue)
+        lease.idle_since = self.now
+        self.leases[sender, event.lease] = lease
+        queue.leases[sender, event.lease] = lease
+        queue.rotation.appendleft(lease)
+        queue.reason = ""
+        self.fill(queue)
+        if not lease.inflight:
+            self.idle(lease)
+
+    def lease_redirected(self: Owner, event: m.LeaseRedirected, sender: str) -> None:
+        """The node cannot serve us soon; another one can."""
+        queue = self.queues.get((event.shape, event.placement))
+        if queue is None or not queue.count:
+            return
+        if event.node not in queue.demand:
+            queue.demand[event.node] = Demand()
+        self.ask(queue)
+
+    def lease_delayed(self: Owner, event: m.LeaseDelayed, sender: str) -> None:
+        """Why no slot comes, for people."""
+        queue = self.queues.get((event.shape, event.placement))
+        if queue is not None:
+            queue.reason = event.reason
+
+    def lease_wanted(self: Owner, event: m.LeaseWanted, sender: str) -> None:
+        """Others wait for such a slot: finish what was sent, then return it."""
+        lease = self.leases.get((sender, event.lease))
+        if lease is None:
+            return
+        lease.unwanted = True
+        if lease.open:
+            lease.open = False
+            lease.queue.rotation.remove(lease)
+        if not lease.inflight:
+            self.return_lease(lease)
+        elif len(lease.inflight) > 1 and not lease.taking_back:
+            self.take_back(lease, list(lease.inflight)[1:])
+
+    def return_lease(self: Owner, lease: Lease) -> None:
+        """The worker is not ours any more."""
+        self.drop_lease(lease)
+        self.send(lease.node, m.LeaseReturned(lease.id))
+        if lease.queue.count:
+            self.ask(lease.queue)
+
+    def drop_lease(self: Owner, lease: Lease) -> None:
+        queue = lease.queue
+        self.leases.pop((lease.node, lease.id), None)
+        queue.leases.pop((lease.node, lease.id), None)
+        if lease.open:
+            lease.open = False
+            queue.rotation.remove(lease)
+
+    def forget_function(self: Owner, function: bytes) -> None:
+        """The function's pickled form is gone here; a worker that still has it would do no harm."""
+        for functions in self.sent_functions.values():
+            functions.pop(function, None)

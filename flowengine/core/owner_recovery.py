@@ -1,0 +1,409 @@
+"""The Owner's rules after a loss: of a worker, a node, copies, an owner; and what nested owners stash for their heirs.
+
+Crash retries, exception retries and rebuilds are counted apart. A push that did not begin costs nothing.
+A worker that owns tasks sends what its parent task would need to take the same way again (its choices and its
+children's results) to the parent's owner, who hands it to the next attempt: after Lineage Stash (SOSP'19).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ..errors import ObjectLost, TaskCancelled, WorkerCrashed, pack_error
+from ..recovery.lineage import closure
+from . import commands as c
+from . import messages as m
+from . import owner_state as s
+from .ids import short
+from .owner_state import Obj, State, Step, Task
+
+if TYPE_CHECKING:
+    from .owner import Owner
+
+DEAD_REMEMBERED_MAX = 10_000
+
+
+class Parent(msgspec.Struct):
+    """A task whose user code runs in this process and may submit children."""
+
+    task: bytes
+    caller: str
+    attempt: int
+    stashed_bytes: int = 0
+
+
+class RecoveryRules:
+    """Part of Owner: see there for the state."""
+
+    def init_recovery(self: Owner) -> None:
+        """State of these rules."""
+        self.dead: dict[str, None] = {}  # addresses of processes and nodes that are gone for good
+        self.parents: dict[bytes, Parent] = {}
+        self.left_children: dict[bytes, m.Value] = {}  # results that an earlier attempt of the parent left
+        self.unconfirmed: dict[bytes, list[Task]] = {}
+        self.fetch_errors: dict[bytes, str] = {}
+        self.depth = 0
+
+    # --- lost workers and nodes ------------------------------------------------------------------------------------
+
+    def lease_lost(self: Owner, event: m.LeaseLost, sender: str) -> None:
+        """The worker of a lease is dead: what it ran crashed, what waited there did not begin."""
+        lease = self.leases.get((sender, event.lease))
+        if lease is None:
+            return
+        self.drop_lease(lease)
+        self.note_dead(lease.worker)
+        tasks = list(lease.inflight.values())
+        lease.inflight.clear()
+        for task in tasks:
+            task.lease = None
+        for task in tasks:
+            if task.state is not State.SENT:
+                continue
+            if not event.death.running or event.death.running == task.spec.id:
+                self.crashed(task, event.death)
+                break
+        for task in tasks:
+            if task.state is State.SENT and task.lease is None:
+                self.try_again(task)
+        self.process_died(lease.worker, sender)
+        self.fill(lease.queue)
+
+    def crashed(self: Owner, task: Task, death: m.Death) -> None:
+        """The worker died while it ran this task."""
+        if not task.wanted:
+            self.end_badly(task, m.Failed(task.why_unwanted, "cancelled"))
+            return
+        limit = task.spec.max_retries
+        task.crashes += 1
+        if limit >= 0 and task.crashes > limit:
+            error = WorkerCrashed(
+                death.reason,
+                who=task.spec.name,
+                host=death.host or None,
+                pid=death.pid or None,
+                exit_code=death.exit_code if death.pid else None,
+                attempt=task.crashes,
+                attempts_max=limit + 1,
+                log_lines=death.log_lines,
+                what_next="nothing: its retries are used up (option max_retries)",
+            )
+            self.end_badly(task, m.Failed(pack_error(error), "crash"))
+            return
+        self.counters["tasks_retried"] += 1
+        self.try_again(task)
+
+    def note_dead(self: Owner, address: str) -> None:
+        self.dead[address] = None
+        if len(self.dead) > DEAD_REMEMBERED_MAX:
+            del self.dead[next(iter(self.dead))]
+
+    def peer_lost(self: Owner, event: m.PeerLost, sender: str) -> None:
+        """A link says that a process is gone for good. A leased worker's end is told by its node, with the reason."""
+        peer = event.peer
+        if peer in self.dead:
+            return
+        self.note_dead(peer)
+        for lease in [lease for lease in self.leases.values() if lease.node == peer]:
+            death = m.Death(lease.worker_id, "", 0, 0, reason=f"its node is gone ({event.reason})")
+            self.lease_lost(m.LeaseLost(lease.id, death), lease.node)
+        if any(lease.worker == peer for lease in self.leases.values()):
+            # The worker cannot be reached though its node has not reported its death (yet): wait for the node.
+            del self.dead[peer]
+            return
+        self.process_died(peer, "")
+
+    def process_died(self: Owner, address: str, node: str) -> None:
+        """Whatever a dead process held, owned or stored as a node."""
+        self.sent_functions.pop(address, None)
+        for obj in list(self.borrowed_by.pop(address, {}).values()):
+            if obj.borrowers is not None:
+                obj.borrowers.pop(address, None)
+                self.release(obj)
+        for obj in list(self.objects.values()):
+            if obj.watchers is not None:
+                obj.watchers.pop(address, None)
+            if obj.owner == address:
+                self.owner_died(obj)
+        for queue in self.queues.values():
+            queue.demand.pop(address, None)
+            if queue.count and not queue.demand:
+                self.ask(queue)
+        self.copies_died(address)
+
+    def nodes_changed(self: Owner, event: m.NodesChanged, sender: str) -> None:
+        """The head says who is there."""
+        for node in event.dead:
+            self.peer_lost(m.PeerLost(node, "the head declared the node dead"), "")
+
+    def copies_died(self: Owner, node: str) -> None:
+        """A store is gone: every copy that was there, in one go."""
+        needed: list[Obj] = []
+        for obj in list(self.objects.values()):
+            value = obj.value
+            if type(value) is m.Stored and node in value.nodes and self.without_copies(obj, (node,)):
+                needed.append(obj)
+        if needed:
+            self.want(needed)
+
+    # --- lost copies -------------------------------------------------------------------------------------------------
+
+    def without_copies(self: Owner, obj: Obj, nodes: tuple[str, ...]) -> bool:
+        """Take these nodes off the object's list; True when it has no copy left and somebody waits for it."""
+        value = obj.value
+        if type(value) is not m.Stored:
+            return obj.value is None and self.is_awaited(obj)
+        rest = tuple(node for node in value.nodes if node not in nodes)
+        if rest:
+            obj.value = m.Stored(value.size_bytes, rest, value.contained)
+            self.wake_fetchers(obj)
+            return False
+        obj.value = None
+        if obj.owner:
+            obj.watched = False
+            self.send(obj.owner, m.CopiesLost(obj.oid, nodes))
+        for ref in value.contained if not obj.owner else ():
+            inner = self.objects.get(ref.oid)
+            if inner is not None:
+                inner.pins -= 1
+                self.release(inner)
+        return self.is_awaited(obj)
+
+    def is_awaited(self: Owner, obj: Obj) -> bool:
+        return bool(obj.fetchers or obj.waiters or obj.dependents or obj.watchers)
+
+    def copies_lost(self: Owner, obj: Obj, nodes: tuple[str, ...]) -> None:
+        """These nodes do not have the object: take another copy, else make it again when somebody waits for it."""
+        if self.without_copies(obj, nodes):
+            self.want([obj])
+
+    def copies_lost_told(self: Owner, event: m.CopiesLost, sender: str) -> None:
+        """A borrower found copies gone."""
+        obj = self.objects.get(event.oid)
+        if obj is not None:
+            self.copies_lost(obj, event.nodes)
+
+    def rebuild(self: Owner, lost: list[Obj]) -> None:
+        """Make lost objects again: the producing tasks of the whole lost set, inputs before dependents."""
+        makers: list[Task] = []
+        for obj in lost:
+            if obj.task is not None and not obj.owner:
+                makers.append(obj.task)
+            elif obj.durable:
+                self.out.append(c.RestoreDurable(obj.oid))
+            elif obj.value is None:
+                why = "it was put and its only copies are gone; flow.put(..., durable=True) survives this"
+                self.set_value(obj, self.lost_error(obj, why), "")
+        for task in closure(makers, self.lost_inputs, lambda task: task.spec.id):
+            if task.state is State.DONE:
+                self.begin_rebuild(task)
+        for obj in lost:
+            if obj.task is not None and obj.owner and obj.value is None and obj.owner in self.dead:
+                self.begin_rebuild(obj.task)
+
+    def lost_inputs(self: Owner, task: Task) -> list[Task]:
+        """The tasks that must run before this one can."""
+        return [
+            obj.task
+            for obj in task.inputs
+            if obj.value is None and obj.task is not None and not obj.owner and obj.task.state is State.DONE
+        ]
+
+    def begin_rebuild(self: Owner, task: Task) -> None:
+        if task.state is not State.DONE:
+            return
+        if task.rebuilds >= self.config.rebuilds_max:
+            why = f"its task {task.spec.name} has run again {task.rebuilds} times for lost results"
+            error = self.lost_error(task.spec.id, why)
+            for obj in task.results:
+                if obj.value is None:
+                    self.set_value(obj, error, "")
+            return
+        task.step(Step.REBUILD)
+        task.rebuilds += 1
+        task.crashes = 0
+        if not task.pinned:
+            task.pinned = True
+            for obj in task.inputs:
+                obj.pins += 1
+            for obj in task.nested:
+                obj.pins += 1
+        if task.stream is not None:
+            task.stream.ended = False
+        self.look_at_inputs(task)
+
+    def lost_error(self: Owner, what: Obj | bytes, why: str) -> m.Failed:
+        """The packed ObjectLost of an object that cannot be made again."""
+        oid = what if isinstance(what, bytes) else what.oid
+        return m.Failed(pack_error(ObjectLost(f"object {short(oid)} is gone: {why}")), "lost")
+
+    def set_fetch_error(self: Owner, obj: Obj, reason: str) -> None:
+        """The local store can never hold the object: readers here get the reason."""
+        self.fetch_errors[obj.oid] = reason
+        self.wake_fetchers(obj)
+
+    def cancelled_error(self: Owner, task: Task, force: bool) -> bytes:
+        """The packed TaskCancelled of a task."""
+        how = " by force" if force else ""
+        return pack_error(TaskCancelled(f"task {task.spec.name} {short(task.spec.id)} was cancelled{how}"))
+
+    def lose_asked(self: Owner, event: s.LoseAsked, sender: str) -> None:
+        """Failure laboratory: every copy goes, lineage stays."""
+        obj = self.objects.get(event.oid)
+        if obj is None:
+            return
+        value = obj.value
+        if type(value) is m.Stored:
+            for node in value.nodes:
+                self.send(node, m.LoseObject(obj.oid))
+            if not obj.owner:
+                self.copies_lost(obj, value.nodes)
+                return
+        if obj.owner:
+            obj.value = None
+            obj.watched = False
+            self.send(obj.owner, m.LoseObject(obj.oid))
+
+    def lose_object(self: Owner, event: m.LoseObject, sender: str) -> None:
+        """A borrower's laboratory."""
+        self.lose_asked(s.LoseAsked(event.oid), sender)
+
+    def durable_back(self: Owner, event: s.DurableBack, sender: str) -> None:
+        """A durable value is in the store of this node again, or not even there."""
+        obj = self.objects.get(event.oid)
+        if obj is None or obj.value is not None:
+            return
+        if event.reason:
+            self.set_value(obj, self.lost_error(obj, event.reason), "")
+        else:
+            self.counters["objects_rebuilt"] += 1
+            self.set_value(obj, m.Stored(0, (event.node,)), "")
+
+    # --- dead owners ---------------------------------------------------------------------------------------------------
+
+    def owner_died(self: Owner, obj: Obj) -> None:
+        """The owner of a borrowed object is dead: adopt the value, have its parent task run again, or ask the heir."""
+        value = obj.value
+        if type(value) is m.Stored and all(node in self.dead for node in value.nodes):
+            obj.value = value = None
+        if value is not None:
+            self.adopt(obj)
+        elif obj.task is not None and obj.task.state is State.DONE:
+            obj.watched = False
+            if self.is_awaited(obj):
+                self.begin_rebuild(obj.task)
+        elif obj.task is not None and obj.task.state is not State.FAILED:
+            obj.watched = False  # the parent is under way again and will bring a new owner
+        elif obj.heir and obj.heir != self.me and obj.heir not in self.dead:
+            obj.owner, obj.heir = obj.heir, ""
+            obj.watched = False
+            if obj.introduced:
+                self.send(obj.owner, m.BorrowAdded(obj.oid, self.me, obj.introduced))
+            if self.is_awaited(obj):
+                self.want([obj])
+        else:
+            obj.owner = ""
+            obj.introduced = 0
+            self.set_value(obj, self.lost_error(obj, "the process that owned it died and left no value of it"), "")
+
+    def adopt(self: Owner, obj: Obj) -> None:
+        """The object is ours now; without lineage, since its maker's is gone."""
+        self.unannounced.pop(obj.oid, None)
+        obj.owner = ""
+        obj.introduced = 0
+        obj.watched = False
+        obj.task = None
+        if type(obj.value) is m.Stored:
+            for node in obj.value.nodes:
+                self.send(node, m.ObjectAdopted(obj.oid, self.me))
+        self.release(obj)
+
+    # --- nested owners: what the next attempt of a parent will need -----------------------------------------------------
+
+    def parent_began(self: Owner, event: s.ParentBegan, sender: str) -> None:
+        """User code of the task runs here: take over what an earlier attempt left."""
+        self.parents[event.task] = Parent(event.task, event.caller, event.attempt)
+        for oid, value in event.children:
+            self.left_children[oid] = value
+
+    def parent_ended(self: Owner, event: s.ParentEnded, sender: str) -> None:
+        """The task is over."""
+        parent = self.parents.pop(event.task, None)
+        if parent is None:
+            return
+        if event.cancel:
+            for task in self.children_of(event.task):
+                self.cancel(task, False, True)
+        if self.left_children and not self.parents:
+            for oid, value in self.left_children.items():
+                self.discard(value, [oid])
+            self.left_children = {}
+
+    def adopt_child(self: Owner, task: Task) -> bool:
+        """An earlier attempt of the parent had these results already."""
+        values = [self.left_children.pop(obj.oid, None) for obj in task.results]
+        if not values or any(value is None for value in values):
+            return False
+        task.state = State.SENT
+        task.attempt = 1
+        self.counters["tasks_submitted"] -= 1
+        task.step(Step.ENDED_WELL)
+        for obj, value in zip(task.results, values, strict=True):
+            assert value is not None
+            if type(value) is m.Stored:
+                for node in value.nodes:
+                    self.send(node, m.ObjectAdopted(obj.oid, self.me))
+            self.set_value(obj, value, "")
+        self.settle(task)
+        return True
+
+    def noted(self: Owner, event: s.Noted, sender: str) -> None:
+        """The running task made a choice: its owner learns it soon, in case that we die."""
+        parent = self.parents.get(event.task)
+        if parent is not None:
+            note = (event.kind, event.number, event.payload)
+            self.counters["stash_entries_forwarded"] += 1
+            self.send(parent.caller, m.StashAdded(event.task, parent.attempt, (note,)))
+
+    def stash_child(self: Owner, obj: Obj, value: m.Value) -> None:
+        """A child's result: the parent's owner holds it until the parent has ended."""
+        task = obj.task
+        if task is None or type(value) is m.Failed or task.stream is not None:
+            return
+        parent = self.parents.get(task.spec.parent)
+        if parent is None or value.contained:
+            return
+        size = len(value.blob) if type(value) is m.Inline else 64
+        if parent.stashed_bytes + size > self.config.stash_bytes_max:
+            return
+        parent.stashed_bytes += size
+        self.counters["stash_entries_forwarded"] += 1
+        self.send(parent.caller, m.StashAdded(parent.task, parent.attempt, (), ((obj.oid, value),)), True)
+
+    def stash_added(self: Owner, event: m.StashAdded, sender: str) -> None:
+        """What a running task of ours would need to take the same way again."""
+        task = self.current(event.task, event.attempt)
+        if task is None:
+            return
+        if event.recorded:
+            task.recorded = {**(task.recorded or {}), **{(k, n): payload for k, n, payload in event.recorded}}
+        if event.children:
+            if task.children is None:
+                task.children = {}
+            task.children.update(event.children)
+
+    # --- the node of this host -------------------------------------------------------------------------------------------
+
+    def node_moved(self: Owner, event: s.NodeMoved, sender: str) -> None:
+        """The node of this host was restarted under another address: what it had is gone."""
+        old, self.node, self.node_id = self.node, event.node, event.node_id
+        self.peer_lost(m.PeerLost(old, "the node was restarted"), "")
+        for queue in self.queues.values():
+            if queue.count:
+                self.ask(queue)
+
+    def children_of(self: Owner, task: bytes) -> list[Task]:
+        """Tasks that the running task submitted."""
+        return [child for child in self.tasks.values() if child.spec.parent == task]

@@ -1,0 +1,388 @@
+"""The Owner's rules for references: who still needs an object, here and in other processes.
+
+An object's value is kept while a reference, a pin or a borrower needs it, and, when nobody could make it again, while
+a task's lineage needs it. Its record is kept while lineage needs it. Whoever passes a reference on tells the owner
+about the new holder before it lets go itself, so a count never falls to 0 too early; introductions are counted, so
+their order does not matter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import commands as c
+from . import messages as m
+from . import owner_state as s
+from .ids import object_id, task_of
+from .owner_state import Obj, State, Task
+
+if TYPE_CHECKING:
+    from .owner import Owner
+
+
+class RefRules:
+    """Part of Owner: see there for the state."""
+
+    def init_refs(self: Owner) -> None:
+        """State of these rules."""
+        self.unannounced: dict[bytes, Obj] = {}  # borrowed, and the owner does not know about us yet
+        self.borrowed_by: dict[str, dict[bytes, Obj]] = {}  # borrower -> objects of ours that it holds
+
+    # --- finding records -----------------------------------------------------------------------------------------
+
+    def known(self: Owner, ref: m.RefTo) -> Obj:
+        """The record of a reference that this process holds, made when it is the first."""
+        obj = self.objects.get(ref.oid)
+        if obj is None:
+            obj = self.objects[ref.oid] = Obj(ref.oid, owner="" if ref.owner == self.me else ref.owner, heir=ref.heir)
+            if obj.owner:
+                self.unannounced[ref.oid] = obj
+                if obj.owner in self.dead:
+                    self.owner_died(obj)
+            else:
+                self.set_value(obj, self.lost_error(obj, "its owner here has freed it"), "")
+        return obj
+
+    def refs_made(self: Owner, event: s.RefsMade, sender: str) -> None:
+        """References were unpickled here; those inside of a borrowed object are introduced to their owners by us."""
+        outer = self.objects.get(event.via) if event.via else None
+        for ref in event.refs:
+            obj = self.known(ref)
+            obj.local += 1
+            if obj.owner and not obj.introduced and outer is not None and obj.via is None:
+                obj.introduced += 1
+                self.unannounced.pop(obj.oid, None)
+                obj.via = outer
+                outer.pins += 1
+                self.send(obj.owner, m.BorrowAdded(obj.oid, self.me, 1, True))
+
+    def refs_dropped(self: Owner, event: s.RefsDropped, sender: str) -> None:
+        """ObjectRef instances are gone."""
+        for oid in event.oids:
+            obj = self.objects.get(oid)
+            if obj is not None:
+                obj.local -= 1
+                if obj.local <= 0:
+                    self.release(obj)
+
+    def inputs_given(self: Owner, event: s.InputsGiven, sender: str) -> None:
+        """A pushed task brought these values; whoever pushed it holds them for us while it runs."""
+        for ref, value in zip(event.refs, event.values, strict=True):
+            obj = self.known(ref)
+            obj.local += 1
+            if obj.owner and obj.value is None:
+                self.set_value(obj, value, "")
+
+    # --- letting go ----------------------------------------------------------------------------------------------
+
+    def release(self: Owner, first: Obj) -> None:
+        """Some count of the object fell: free what nobody needs, without recursion (chains may be long)."""
+        stack = [first]
+        while stack:
+            obj = stack.pop()
+            if obj.local > 0 or obj.pins > 0 or obj.borrowers or self.objects.get(obj.oid) is not obj:
+                continue
+            if obj.owner:
+                self.let_go_borrowed(obj, stack)
+            else:
+                self.let_go_owned(obj, stack)
+
+    def let_go_borrowed(self: Owner, obj: Obj, stack: list[Obj]) -> None:
+        if obj.lineage > 0:
+            return
+        del self.objects[obj.oid]
+        self.unannounced.pop(obj.oid, None)
+        if obj.introduced:
+            self.send(obj.owner, m.BorrowDropped(obj.oid, obj.introduced))
+
+    def let_go_owned(self: Owner, obj: Obj, stack: list[Obj]) -> None:
+        task = obj.task
+        if obj.lineage > 0 and task is None:
+            return  # a root: nobody could make it again
+        if task is not None and task.state not in (State.DONE, State.FAILED):
+            if task.stream is None:
+                return  # its task has yet to run or is running: the result is dropped when it comes
+        if obj.value is not None:
+            value, obj.value = obj.value, None
+            self.discard(value, [obj.oid], stack)
+        if obj.lineage > 0:
+            return
+        del self.objects[obj.oid]
+        obj.task = None
+        if task is None:
+            return
+        if task.stream is not None:
+            task.stream.items.pop(int.from_bytes(obj.oid[-4:], "big"), None)
+            if task.stream.ended and not task.stream.items and task.spec.id in self.tasks:
+                self.drop_lineage(task, stack)
+        elif not any(other.task is task for other in task.results):
+            self.drop_lineage(task, stack)
+
+    def drop_lineage(self: Owner, task: Task, stack: list[Obj]) -> None:
+        """No result of the task is left: the task is forgotten and its inputs are not needed for it."""
+        if task.lineage:
+            task.lineage = False
+            for obj in task.inputs:
+                obj.lineage -= 1
+                stack.append(obj)
+            for obj in task.nested:
+                obj.lineage -= 1
+                stack.append(obj)
+        if self.tasks.pop(task.spec.id, None) is not None:
+            self.leave_function(task)
+
+    def drop_lineage_of_inputs(self: Owner, task: Task) -> None:
+        """The task's results cannot be lost any more."""
+        task.lineage = False
+        for obj in task.inputs:
+            obj.lineage -= 1
+            self.release(obj)
+        for obj in task.nested:
+            obj.lineage -= 1
+            self.release(obj)
+
+    def discard(self: Owner, value: m.Value, oids: list[bytes], stack: list[Obj] | None = None) -> None:
+        """A value that nobody needs: drop its copies and the references inside of it."""
+        if type(value) is m.Stored:
+            for node in value.nodes:
+                self.send(node, m.ObjectFreed(tuple(oids)))
+        if type(value) is m.Failed or not value.contained:
+            return
+        for ref in value.contained:
+            inner = self.objects.get(ref.oid)
+            if inner is not None:
+                inner.pins -= 1
+                if stack is not None:
+                    stack.append(inner)
+                else:
+                    self.release(inner)
+
+    def drop_values(self: Owner, task_id: bytes, values: tuple[m.Value, ...], first: int = 0) -> None:
+        """Results of an attempt that does not count: their copies go unless the object has another life."""
+        for index, value in enumerate(values, first):
+            oid = object_id(task_id, index)
+            if oid in self.objects or type(value) is not m.Stored:
+                continue
+            for node in value.nodes:
+                self.send(node, m.ObjectFreed((oid,)))
+
+    # --- references inside of values -------------------------------------------------------------------------------
+
+    def contains(self: Owner, outer: Obj, refs: tuple[m.RefTo, ...], sender: str) -> None:
+        """Our object holds references: they live as long as it does. A remote maker has introduced us already."""
+        if outer.owner:
+            return  # its owner holds them
+        for ref in refs:
+            obj = self.known(ref)
+            obj.pins += 1
+            if obj.owner and sender:
+                obj.introduced += 1
+                self.unannounced.pop(obj.oid, None)
+                if obj.task is None:
+                    obj.task = outer.task
+                if not obj.watched and obj.value is None:
+                    self.want([obj])
+
+    def exported(self: Owner, event: s.Exported, sender: str) -> None:
+        """References leave inside of a result: the receiver becomes a borrower before we let go."""
+        for ref in event.refs:
+            if ref.owner == event.to:
+                continue
+            obj = self.objects.get(ref.oid)
+            if ref.owner == self.me:
+                if obj is not None:
+                    self.add_borrower(obj, event.to, 1)
+            else:
+                self.send(ref.owner, m.BorrowAdded(ref.oid, event.to))
+
+    def still_held(self: Owner) -> tuple[m.RefTo, ...]:
+        """Borrowed objects whose owners have not heard of us yet: told with the reply of the task that brought them."""
+        if not self.unannounced:
+            return ()
+        held = []
+        for obj in self.unannounced.values():
+            obj.introduced += 1
+            held.append(m.RefTo(obj.oid, obj.owner, obj.heir))
+        self.unannounced = {}
+        return tuple(held)
+
+    def holds(self: Owner, task: Task, refs: tuple[m.RefTo, ...], worker: str) -> None:
+        """The worker of an ended task still refers to these: their owners must know before our pins go."""
+        for ref in refs:
+            if ref.owner == self.me:
+                obj = self.objects.get(ref.oid)
+                if obj is not None:
+                    self.add_borrower(obj, worker, 1)
+            else:
+                task.unconfirmed += 1
+                self.unconfirmed.setdefault(ref.oid, []).append(task)
+                self.send(ref.owner, m.BorrowAdded(ref.oid, worker, 1, True))
+
+    def add_borrower(self: Owner, obj: Obj, borrower: str, count: int) -> None:
+        if borrower == self.me or borrower in self.dead:
+            return
+        if obj.borrowers is None:
+            obj.borrowers = {}
+        total = obj.borrowers.get(borrower, 0) + count
+        if total:
+            obj.borrowers[borrower] = total
+            self.borrowed_by.setdefault(borrower, {})[obj.oid] = obj
+        else:
+            del obj.borrowers[borrower]
+            self.borrowed_by.get(borrower, {}).pop(obj.oid, None)
+            self.release(obj)
+
+    def borrow_added(self: Owner, event: m.BorrowAdded, sender: str) -> None:
+        """Somebody holds references to our object."""
+        obj = self.objects.get(event.oid)
+        if obj is not None and not obj.owner:
+            self.add_borrower(obj, event.borrower, event.count)
+        if event.confirm:
+            self.send(sender, m.BorrowConfirmed(event.oid))
+
+    def borrow_dropped(self: Owner, event: m.BorrowDropped, sender: str) -> None:
+        """A borrower holds no reference any more."""
+        obj = self.objects.get(event.oid)
+        if obj is not None and not obj.owner:
+            self.add_borrower(obj, sender, -event.count)
+
+    def borrow_confirmed(self: Owner, event: m.BorrowConfirmed, sender: str) -> None:
+        """The owner knows: what kept the reference alive until now may go."""
+        obj = self.objects.get(event.oid)
+        if obj is not None and obj.via is not None:
+            outer, obj.via = obj.via, None
+            outer.pins -= 1
+            self.release(outer)
+        tasks = self.unconfirmed.pop(event.oid, None)
+        if tasks is not None:
+            for task in tasks:
+                self.confirmed(task)
+
+    def confirmed(self: Owner, task: Task) -> None:
+        task.unconfirmed -= 1
+        if task.unconfirmed == 0 and task.pinned and task.state in (State.DONE, State.FAILED):
+            self.unpin_task(task)
+
+    # --- values of objects that others own ---------------------------------------------------------------------------
+
+    def want(self: Owner, missing: list[Obj]) -> None:
+        """Somebody here waits for these: ask the owners, or have lost ones made again."""
+        lost: list[Obj] = []
+        for obj in missing:
+            if obj.value is not None:
+                continue
+            if obj.owner:
+                if not obj.watched:
+                    obj.watched = True
+                    self.send(obj.owner, m.WatchObject(obj.oid))
+            elif obj.task is None or obj.task.state is State.DONE:
+                lost.append(obj)
+        if lost:
+            self.rebuild(lost)
+
+    def watch_object(self: Owner, event: m.WatchObject, sender: str) -> None:
+        """Somebody waits for our object."""
+        obj = self.objects.get(event.oid)
+        if obj is None:
+            self.send(sender, m.ObjectReady(event.oid, self.lost_error(event.oid, "its owner does not know it any more")))
+        elif obj.value is not None:
+            self.send(sender, m.ObjectReady(event.oid, obj.value))
+        elif obj.owner and obj.owner != sender:
+            self.send(obj.owner, m.WatchObject(event.oid))
+            obj.watchers = {**(obj.watchers or {}), sender: None}
+        else:
+            if obj.watchers is None:
+                obj.watchers = {}
+            obj.watchers[sender] = None
+            self.want([obj])
+
+    def object_ready(self: Owner, event: m.ObjectReady, sender: str) -> None:
+        """The owner told the value."""
+        obj = self.objects.get(event.oid)
+        if obj is None or not obj.owner:
+            return
+        obj.watched = False
+        self.set_value(obj, event.value, sender)
+
+    def copy_added(self: Owner, event: m.CopyAdded, sender: str) -> None:
+        """Another node holds a copy; told to nodes again when the object is gone already."""
+        obj = self.objects.get(event.oid)
+        if obj is None:
+            self.send(event.node, m.ObjectFreed((event.oid,)))
+            return
+        value = obj.value
+        if type(value) is m.Stored and event.node not in value.nodes and event.node not in self.dead:
+            obj.value = m.Stored(value.size_bytes, (*value.nodes, event.node), value.contained)
+
+    def free_asked(self: Owner, event: s.FreeAsked, sender: str) -> None:
+        """User code frees values though references exist; a later get makes them again if they have a maker."""
+        for oid in event.oids:
+            obj = self.objects.get(oid)
+            if obj is None:
+                continue
+            if obj.owner:
+                self.send(obj.owner, m.FreeObject(oid))
+                obj.value = None
+            elif type(obj.value) is m.Stored or (obj.value is not None and obj.task is None):
+                self.forget_value(obj)
+
+    def free_object(self: Owner, event: m.FreeObject, sender: str) -> None:
+        """A borrower frees."""
+        self.free_asked(s.FreeAsked((event.oid,)), sender)
+
+    def forget_value(self: Owner, obj: Obj) -> None:
+        value = obj.value
+        obj.value = None
+        if type(value) is m.Stored:
+            for node in value.nodes:
+                self.send(node, m.ObjectFreed((obj.oid,)))
+        if obj.task is None and not obj.durable:
+            obj.value = self.lost_error(obj, "it was freed with flow.free")
+
+    # --- bytes in the local store --------------------------------------------------------------------------------------
+
+    def fetch_asked(self: Owner, event: s.FetchAsked, sender: str) -> None:
+        """A thread needs the bytes here; it is woken when they are, or when the value has changed."""
+        obj = self.objects.get(event.oid)
+        if obj is None or type(obj.value) is m.Inline or type(obj.value) is m.Failed:
+            self.out.append(c.Resolve(event.waiter))
+            return
+        if obj.fetchers is None:
+            obj.fetchers = {}
+        obj.fetchers[event.waiter] = None
+        if obj.value is None:
+            self.want([obj])
+        elif type(obj.value) is m.Stored:
+            self.send(self.node, m.ObjectWanted(obj.oid, obj.value.size_bytes, obj.owner or self.me, obj.value.nodes))
+
+    def wake_fetchers(self: Owner, obj: Obj) -> None:
+        """Readers look again."""
+        if obj.fetchers is not None:
+            fetchers, obj.fetchers = obj.fetchers, None
+            for waiter in fetchers:
+                self.out.append(c.Resolve(waiter))
+
+    def object_here(self: Owner, event: m.ObjectHere, sender: str) -> None:
+        """The local store has the object."""
+        obj = self.objects.get(event.oid)
+        if obj is not None:
+            self.wake_fetchers(obj)
+
+    def object_missing(self: Owner, event: m.ObjectMissing, sender: str) -> None:
+        """The local store could not get it from those nodes."""
+        obj = self.objects.get(event.oid)
+        if obj is None:
+            return
+        if event.reason.startswith("StoreFull"):
+            self.set_fetch_error(obj, event.reason)
+            return
+        self.copies_lost(obj, event.nodes)
+
+    def value_of(self: Owner, oid: bytes) -> Any:
+        """The value as far as it is known here, or None. Safe from any thread."""
+        obj = self.objects.get(oid)
+        return None if obj is None else obj.value
+
+    def maker_of(self: Owner, oid: bytes) -> Task | None:
+        """The task that makes the object, when it is ours."""
+        return self.tasks.get(task_of(oid))

@@ -1,0 +1,327 @@
+"""What an owner knows: objects, tasks, leases; and the literal table of a task's life."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from ..errors import EngineBug
+from .ids import short
+from .messages import Message, RefTo, Shape, TaskSpec, Value
+
+QueueKey = tuple[Shape, tuple[str, ...]]
+
+
+class State(IntEnum):
+    """Where a task is in its life."""
+
+    WAITING = 0  # inputs are missing
+    READY = 1  # waits for a slot
+    SENT = 2  # pushed to a worker
+    DONE = 3  # has a result
+    FAILED = 4  # ended with an error; final
+
+
+class Step(IntEnum):
+    """What happens to a task."""
+
+    INPUTS_CAME = 0
+    PUSHED = 1
+    ENDED_WELL = 2
+    ENDED_BADLY = 3  # for good: error, cancelled, retries used up
+    TRY_AGAIN = 4  # the attempt is over, the wish is not
+    REBUILD = 5  # a result was lost and is needed
+
+
+LIFE: dict[tuple[State, Step], State] = {
+    (State.WAITING, Step.INPUTS_CAME): State.READY,
+    (State.WAITING, Step.ENDED_BADLY): State.FAILED,
+    (State.READY, Step.PUSHED): State.SENT,
+    (State.READY, Step.TRY_AGAIN): State.WAITING,
+    (State.READY, Step.ENDED_BADLY): State.FAILED,
+    (State.SENT, Step.ENDED_WELL): State.DONE,
+    (State.SENT, Step.ENDED_BADLY): State.FAILED,
+    (State.SENT, Step.TRY_AGAIN): State.WAITING,
+    (State.DONE, Step.REBUILD): State.WAITING,
+}
+
+
+class Obj(msgspec.Struct):
+    """One object as its owner, or a borrower of it, knows it."""
+
+    oid: bytes
+    owner: str = ""  # empty: this process
+    heir: str = ""
+    task: Task | None = None  # the task that makes it again (owned), or whose result holds it (borrowed)
+    value: Value | None = None
+    maker: str = ""  # the worker that made it
+    local: int = 0  # ObjectRef instances in this process
+    pins: int = 0  # tasks that need the value as input, containers that hold a reference, confirmations under way
+    lineage: int = 0  # tasks that would need it to run again
+    introduced: int = 0  # borrowed: how often the owner was told that we hold it
+    watched: bool = False  # borrowed: the owner was asked for the value
+    durable: bool = False
+    borrowers: dict[str, int] | None = None
+    watchers: dict[str, None] | None = None
+    waiters: list[Waiter] | None = None
+    dependents: list[Task] | None = None
+    via: Obj | None = None  # kept until the owner has confirmed that it knows us as borrower
+    fetchers: dict[int, None] | None = None  # local readers that wait for the bytes
+
+    @property
+    def ready(self) -> bool:
+        """There is a value or an error."""
+        return self.value is not None
+
+
+class Waiter(msgspec.Struct):
+    """A local get or wait: resolved when `missing` falls to 0."""
+
+    id: int
+    missing: int
+    objects: list[Obj]
+
+
+class Task(msgspec.Struct):
+    """One task that this process owns. What is wanted and what runs are two fields, joined by the attempt number."""
+
+    spec: TaskSpec
+    key: QueueKey
+    results: list[Obj]
+    inputs: list[Obj]  # dependencies in the order of spec.deps, then args_object
+    nested: list[Obj]
+    state: State = State.WAITING
+    attempt: int = 0  # number of the newest attempt
+    missing: int = 0
+    lease: Lease | None = None
+    pinned: bool = True  # inputs and nested are pinned for a run
+    lineage: bool = False  # inputs are held for a re-run
+    wanted: bool = True
+    why_unwanted: bytes = b""  # the packed error that the results get when the attempt has ended
+    crashes: int = 0
+    failures: int = 0
+    rebuilds: int = 0
+    recorded: dict[tuple[str, int], bytes] | None = None
+    children: dict[bytes, Value] | None = None
+    stream: Stream | None = None
+    unconfirmed: int = 0
+    submitted_at: float = 0.0
+
+    def step(self, what: Step) -> None:
+        """Go on in life; a pair that is not in the table is a bug of ours."""
+        try:
+            self.state = LIFE[self.state, what]
+        except KeyError:
+            raise EngineBug(f"task {self.spec.name} {short(self.spec.id)}: {what.name} while {self.state.name}") from None
+
+
+class Stream(msgspec.Struct):
+    """The items of a streaming task so far."""
+
+    items: dict[int, Obj] = {}  # those that are alive
+    count: int = 0  # how many have come
+    ended: bool = False
+    error: Value | None = None
+    taken: int = 0
+    dropped: bool = False  # the reader is gone
+    waiters: list[tuple[Waiter, int]] = []
+
+
+class Lease(msgspec.Struct):
+    """A worker that is ours for a shape."""
+
+    id: int
+    worker: str
+    worker_id: str
+    node: str
+    node_id: str
+    queue: Queue
+    inflight: dict[bytes, Task] = {}
+    load_us: int = 0
+    unwanted: bool = False  # the node asked for it back
+    open: bool = True  # in the queue's rotation of leases that take more
+    idle_since: float = 0.0
+    taking_back: bool = False
+    progress_at: float = 0.0  # when it last ended a task or got one while idle
+
+
+class Queue(msgspec.Struct):
+    """Tasks of one shape and placement that wait for slots, and the slots held for them."""
+
+    key: QueueKey
+    ready: dict[float, deque[Task]] = {}  # by priority
+    priorities: list[float] = []  # those in use, largest first
+    count: int = 0
+    leases: dict[tuple[str, int], Lease] = {}
+    rotation: deque[Lease] = msgspec.field(default_factory=deque)
+    demand: dict[str, Demand] = {}  # by node address
+    reason: str = ""
+    idle_timer: bool = False
+
+
+class Demand(msgspec.Struct):
+    """What was asked of one node, in running totals."""
+
+    granted: int = 0
+    wanted_total: int = 0
+
+
+class Cost(msgspec.Struct):
+    """What a function's runs took, smoothed."""
+
+    run_us: float = -1.0
+
+
+# --- events that only this process's shell gives ------------------------------------------------------------------
+
+
+class LocalEvent(Message):
+    """Said by the shell to its own Owner."""
+
+
+class Submitted(Message):
+    """User code called a remote function."""
+
+    spec: TaskSpec
+    blob: bytes | None = None  # the pickled function, when the owner does not have it
+
+
+class ValuePut(Message):
+    """User code stored a value."""
+
+    oid: bytes
+    value: Any
+    durable: bool = False
+
+
+class RefsMade(Message):
+    """References were unpickled in this process; via: the object that they were inside of."""
+
+    refs: tuple[RefTo, ...]
+    via: bytes = b""
+
+
+class InputsGiven(Message):
+    """The values of a task's inputs came with it; they are held until their RefsDropped."""
+
+    refs: tuple[RefTo, ...]
+    values: tuple[Any, ...]
+
+
+class RefsDropped(Message):
+    """ObjectRef instances are gone."""
+
+    oids: tuple[bytes, ...]
+
+
+class ReadyAsked(Message):
+    """A thread waits until `count` of the objects have a value."""
+
+    waiter: int
+    oids: tuple[bytes, ...]
+    count: int
+
+
+class WaiterGone(Message):
+    """The thread waits no more."""
+
+    waiter: int
+
+
+class FetchAsked(Message):
+    """A thread needs the bytes of the object in the local store."""
+
+    waiter: int
+    oid: bytes
+
+
+class CancelAsked(Message):
+    """User code cancels the task of an object."""
+
+    oid: bytes
+    force: bool
+    recursive: bool
+
+
+class FreeAsked(Message):
+    """User code frees objects though references exist."""
+
+    oids: tuple[bytes, ...]
+
+
+class LoseAsked(Message):
+    """Failure laboratory: lose all copies."""
+
+    oid: bytes
+
+
+class StreamAsked(Message):
+    """A thread waits for the index-th item of a stream, or its end."""
+
+    waiter: int
+    task: bytes
+    index: int
+
+
+class StreamTaken(Message):
+    """The reader has taken so many items; -1: it is gone."""
+
+    task: bytes
+    items: int
+
+
+class ParentBegan(Message):
+    """User code of this task runs here now: its children are adopted from what an earlier attempt left."""
+
+    task: bytes
+    caller: str
+    attempt: int
+    children: tuple[tuple[bytes, Value], ...] = ()
+
+
+class ParentEnded(Message):
+    """The task that ran here is over; cancel: its unfinished children are not wanted."""
+
+    task: bytes
+    cancel: bool = False
+
+
+class Noted(Message):
+    """The running task made a choice that a re-run must repeat."""
+
+    task: bytes
+    kind: str
+    number: int
+    payload: bytes
+
+
+class Exported(Message):
+    """References leave inside a result for another owner: `to` is now a borrower."""
+
+    refs: tuple[RefTo, ...]
+    to: str
+
+
+class NodeMoved(Message):
+    """The node of this host has a new address (it was restarted)."""
+
+    node: str
+    node_id: str
+
+
+class DurableBack(Message):
+    """The shell brought a durable value back into the store of this node, or could not."""
+
+    oid: bytes
+    node: str
+    reason: str = ""
+
+
+class IdleLooked(Message):
+    """Timer: look for leases that were idle for long."""
+
+    shape: Shape
+    placement: tuple[str, ...]

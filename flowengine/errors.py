@@ -1,0 +1,594 @@
+"""Every error of the engine, and how errors travel between processes.
+
+    FlowError
+    ├─ UsageError             the caller's mistake: each concrete one is also a ValueError or a TypeError
+    │  ├─ BadValue            also ValueError
+    │  │  └─ ConfigError      a limit, or a relation between limits, that cannot hold
+    │  ├─ BadType             also TypeError
+    │  ├─ AlreadyInitialized  also ValueError
+    │  ├─ StaleSession        also ValueError: a ref or handle of an earlier session
+    │  └─ SerializationError  also TypeError: names the path to the member that cannot be pickled
+    ├─ TaskError              user code raised; also of the type that was raised, where that can be made
+    ├─ TaskCancelled          someone asked for it
+    ├─ TaskTimeout            ran longer than its timeout_s
+    ├─ GetTimeout             also TimeoutError: the result may still come
+    ├─ Lost                   the world's fault, and the retries are used up
+    │  ├─ WorkerCrashed       who, host, pid, exit code or signal, attempt n of m, last log lines, what is next
+    │  ├─ ActorDied
+    │  │  └─ ActorNotFound
+    │  ├─ ObjectLost          no copy is left and it cannot be made again: why
+    │  └─ HeadLost
+    ├─ StoreFull              sizes and path
+    ├─ OutOfDisk              sizes and path
+    ├─ CollectiveError
+    │  ├─ CollectiveMismatch  the ranks did not ask for the same thing
+    │  ├─ CollectiveTimeout   a rank did not come
+    │  └─ MemberLost          a rank died
+    └─ EngineBug              ours; carries the story of what it was about
+
+Errors of user code are packed where they are raised and never fail to arrive: what cannot be rebuilt
+arrives as a `Standin` that keeps the name, the text and the attributes in words.
+"""
+from __future__ import annotations
+
+import functools
+import itertools
+import pickle
+import signal
+import traceback
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypedDict, Unpack
+
+import cloudpickle
+import msgspec
+
+LINKS_MAX = 32                  # exceptions kept of one __cause__/__context__ chain
+NESTED_MAX = 8                  # tasks that waited for tasks; beyond it the ones in the middle are left out
+TRACEBACK_CHARS_MAX = 65_536    # the end is kept: it is next to the fault
+TRACEBACK_LINES_SHOWN = 24
+SHOWN_CHARS_MAX = 4_096         # of one repr in a record
+HEAP_TYPE_FLAG = 1 << 9         # Py_TPFLAGS_HEAPTYPE: made by a class statement, not in C
+
+# KeyboardInterrupt stays out: it is the user at the keyboard, and must come through.
+BROKEN = (Exception, SystemExit, GeneratorExit)
+
+
+class FlowError(Exception):
+    """Base of all errors of the engine."""
+
+    def __reduce__(self) -> tuple[Callable[..., FlowError], tuple[bytes]]:
+        # Plain pickling would call __init__ with args and lose __cause__: packing keeps both right.
+        return unpack_error, (pack_error(self),)
+
+
+class UsageError(FlowError):
+    """The caller's mistake; doing the same again fails again."""
+
+
+class BadValue(UsageError, ValueError):
+    """A value outside of what is allowed."""
+
+
+class ConfigError(BadValue):
+    """A limit, or a relation between limits, that cannot hold."""
+
+
+class BadType(UsageError, TypeError):
+    """A value of a type that is not allowed."""
+
+
+class AlreadyInitialized(UsageError, ValueError):
+    """`init` was called while a session runs in this process."""
+
+
+class StaleSession(UsageError, ValueError):
+    """A ref or handle belongs to a session that has ended."""
+
+
+class SerializationError(UsageError, TypeError):
+    """A value cannot be pickled or unpickled; `path` names the member at fault."""
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(f"{message} (at {path})" if path and path not in message else message)
+        self.path = path
+
+
+class TaskError(FlowError):
+    """User code raised: `cause` is what it raised, `remote_traceback` where, `task` in which task.
+
+    Where the user's exception has an attribute of one of these names, that attribute is kept instead.
+    """
+
+    cause: BaseException | None = None
+    remote_traceback: str = ""
+    task: str = ""
+    _origin: tuple[BaseException | None, str, str] = (None, "", "")
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        # Not passed on: a registry in the user's __init_subclass__ must not see the classes made by wrap().
+        return None
+
+    @classmethod
+    def wrap(cls, cause: BaseException, remote_traceback: str, task: str) -> TaskError:
+        """An error that is a TaskError and, where possible, of the type of `cause`; never raises."""
+        try:
+            error = _typed_task_error(cause)
+        except BROKEN:
+            error = TaskError(f"{_type_name(cause)}: {_safe(str, cause)}")
+        layers = _layers(cause)
+        cause = layers[-1] if len(layers) > NESTED_MAX else cause
+        own = error.__dict__
+        for name, value in (("cause", cause), ("remote_traceback", remote_traceback), ("task", task)):
+            own.setdefault(name, value)
+        own["_origin"] = (cause, remote_traceback, task)
+        error.__cause__ = cause
+        return error
+
+    def __str__(self) -> str:
+        cause, remote_traceback, task = self._origin
+        if cause is None:
+            return Exception.__str__(self)
+        root = _layers(cause)[-1]     # of a task that waited for a task: its own text would repeat the tracebacks
+        text = _safe(str, root)
+        if type(self) is TaskError:
+            text = f"{_type_name(root)}: {text}"
+        if not remote_traceback:
+            return text
+        lines = remote_traceback.rstrip().splitlines()[-TRACEBACK_LINES_SHOWN:]
+        return "\n".join([text, f"remote traceback of task {task}:", *("  " + line for line in lines)])
+
+    def __repr__(self) -> str:
+        cause, _, task = self._origin
+        return Exception.__repr__(self) if cause is None else f"<TaskError in {task}: {_safe(repr, cause)}>"
+
+
+class TaskCancelled(FlowError):
+    """The task was cancelled."""
+
+
+class TaskTimeout(FlowError):
+    """The task ran longer than its `timeout_s`."""
+
+
+class GetTimeout(FlowError, TimeoutError):
+    """A result did not come in time; it may still come."""
+
+
+class DeathFields(TypedDict, total=False):
+    """What is known of a death; every field may be missing."""
+
+    who: str
+    host: str
+    pid: int
+    exit_code: int | None
+    signal_name: str
+    attempt: int
+    attempts_max: int
+    log_lines: Sequence[str]
+    what_next: str
+
+
+class Lost(FlowError):
+    """Something is gone for good: the retries are used up or were not allowed."""
+
+    what = "it"
+
+    def __init__(self, message: str = "", **fields: Unpack[DeathFields]) -> None:
+        unknown = sorted(fields.keys() - DeathFields.__annotations__.keys())
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(unknown)}")
+        self.who: str = fields.get("who", "")
+        self.host: str = fields.get("host", "")
+        self.pid: int = fields.get("pid", 0)
+        self.exit_code: int | None = fields.get("exit_code")
+        self.signal_name: str = fields.get("signal_name", "") or signal_of(self.exit_code)
+        self.attempt: int = fields.get("attempt", 0)
+        self.attempts_max: int = fields.get("attempts_max", 0)
+        self.log_lines: tuple[str, ...] = tuple(fields.get("log_lines", ()))
+        self.what_next: str = fields.get("what_next", "")
+        super().__init__(self._account(message, known=bool(fields)))
+
+    def _account(self, message: str, known: bool) -> str:
+        parts = [message] if message else []
+        if known or not message:
+            parts.append(self._place() + self._manner() + self._count())
+        if self.log_lines:
+            parts.append("its last log lines:\n" + "\n".join("  " + line for line in self.log_lines))
+        if self.what_next:
+            parts.append(f"next: {self.what_next}")
+        text = parts[0]
+        for before, part in itertools.pairwise(parts):
+            text += ("\n" if "\n" in before or "\n" in part else "; ") + part
+        return text
+
+    def _place(self) -> str:
+        place = [f"on host {self.host}"] if self.host else []
+        if self.pid:
+            place.append(f"pid {self.pid}")
+        subject = f"{self.what} {self.who}".rstrip()
+        return f"{subject} ({', '.join(place)})" if place else subject
+
+    def _manner(self) -> str:
+        if self.signal_name:
+            return f" was killed by {self.signal_name}"
+        if self.exit_code is not None:
+            return f" ended with exit code {self.exit_code}"
+        return " is lost"
+
+    def _count(self) -> str:
+        if not self.attempt:
+            return ""
+        return f", attempt {self.attempt} of {self.attempts_max}" if self.attempts_max else f", attempt {self.attempt}"
+
+
+class WorkerCrashed(Lost):
+    """The process that ran a task ended before the task did; `who` is the task."""
+
+    what = "the worker that ran"
+
+
+class ActorDied(Lost):
+    """The actor is dead and does not come back; `who` is the actor."""
+
+    what = "actor"
+
+
+class ActorNotFound(ActorDied):
+    """No living actor has that name."""
+
+
+class ObjectLost(Lost):
+    """No copy of the object is left, and it cannot be made again."""
+
+    what = "object"
+
+
+class HeadLost(Lost):
+    """The head of the cluster is gone."""
+
+    what = "head"
+
+
+class _Full(FlowError):
+    """Something of a fixed size is full."""
+
+    def __init__(self, message: str, *, needed_bytes: int = 0, used_bytes: int = 0, limit_bytes: int = 0,
+                 path: str = "") -> None:
+        self.needed_bytes, self.used_bytes, self.limit_bytes, self.path = needed_bytes, used_bytes, limit_bytes, path
+        sizes = [f"{word} {shown_bytes(size)}" for word, size in
+                 (("needed", needed_bytes), ("used", used_bytes), ("limit", limit_bytes)) if size]
+        parts = [message, ", ".join(sizes), f"path {path}" if path else ""]
+        super().__init__("; ".join(part for part in parts if part))
+
+
+class StoreFull(_Full):
+    """The object store cannot take the object."""
+
+
+class OutOfDisk(_Full):
+    """A disk that the engine writes to is full."""
+
+
+class CollectiveError(FlowError):
+    """A collective operation failed, on every rank in the same way."""
+
+
+class CollectiveMismatch(CollectiveError):
+    """The ranks did not ask for the same operation; lists what each gave."""
+
+
+class CollectiveTimeout(CollectiveError):
+    """A rank did not come in time; names it."""
+
+
+class MemberLost(CollectiveError):
+    """A member of the group died; names its rank."""
+
+
+class EngineBug(FlowError):
+    """The engine broke a law of its own; `story` tells what happened before."""
+
+    def __init__(self, message: str, *, story: Sequence[str] = ()) -> None:
+        self.story = tuple(story)
+        super().__init__("\n".join([message, *("  " + line for line in self.story)]))
+
+
+class Standin(Exception):
+    """Takes the place of an exception that cannot be rebuilt here."""
+
+    def __init__(self, type_name: str, text: str, shown: str, attributes: dict[str, str]) -> None:
+        super().__init__(type_name, text, shown, attributes)
+        self.type_name, self.text, self.shown, self.attributes = type_name, text, shown, attributes
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return self.shown
+
+
+class Link(msgspec.Struct, frozen=True):
+    """One exception of a chain; `cause` and `context` are places in the chain, -1 for none."""
+
+    type_name: str
+    text: str
+    shown: str
+    attributes: dict[str, str]
+    blob: bytes | None
+    cause: int
+    context: int
+    suppress_context: bool
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """An error on its way; without a task it is an error of the engine itself and arrives as it is."""
+
+    links: list[Link]
+    task: str | None
+    remote_traceback: str
+    notes: list[str]
+
+
+def signal_of(exit_code: int | None) -> str:
+    """Name of the signal that ended a process, "" when it ended by itself (exit codes as in subprocess)."""
+    if exit_code is None or exit_code >= 0:
+        return ""
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"
+
+
+def shown_bytes(size_bytes: int) -> str:
+    """A size in words: 1.5 MiB."""
+    size = float(size_bytes)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("the last unit always returns")
+
+
+def traceback_text(error: BaseException) -> str:
+    """The traceback of an error in words, its end when it is long; never raises."""
+    try:
+        text = "".join(traceback.format_exception(error))
+    except BROKEN:
+        text = f"{_type_name(error)}: {_safe(str, error)}\n"
+    return text[-TRACEBACK_CHARS_MAX:]
+
+
+def pack_error(error: BaseException, task: str | None = None, remote_traceback: str = "") -> bytes:
+    """An error as bytes; with `task` it is what user code raised, without it an error of the engine; never fails."""
+    notes: list[str] = []
+    if isinstance(error, TaskError) and task is None:
+        cause, own_traceback, own_task = error._origin
+        if cause is not None:
+            notes = [_clean(str(note)) for note in _notes(error)]
+            error, task, remote_traceback = cause, own_task, remote_traceback or own_traceback
+    elif task is None and not isinstance(error, FlowError):
+        task = "?"
+    chain = _chain(error)
+    links = [_pack_link(link, chain) for link in chain]
+    tail = _clean(remote_traceback)[-TRACEBACK_CHARS_MAX:]
+    return msgspec.msgpack.encode(Packed(links, None if task is None else _clean(task), tail, notes))
+
+
+def unpack_error(blob: bytes) -> FlowError:
+    """The error that was packed; whatever cannot be rebuilt arrives as a Standin; never raises."""
+    try:
+        packed = msgspec.msgpack.decode(blob, type=Packed)
+        chain = [_build_link(link) for link in packed.links]
+        for error, link in zip(chain, packed.links, strict=True):
+            error.__cause__ = chain[link.cause] if link.cause >= 0 else None
+            error.__context__ = chain[link.context] if link.context >= 0 else None
+            error.__suppress_context__ = link.suppress_context
+        first = chain[0]
+    except BROKEN as broken:
+        return EngineBug(f"an error arrived that cannot be read: {_type_name(broken)}: {_safe(str, broken)}")
+    if packed.task is None and isinstance(first, FlowError):
+        return first
+    if packed.task is None:
+        return FlowError(f"{packed.links[0].type_name}: {packed.links[0].text}")
+    wrapped = TaskError.wrap(first, packed.remote_traceback, packed.task)
+    if packed.notes:
+        wrapped.__notes__ = packed.notes
+    return wrapped
+
+
+# ---- the types of wrapped errors -----------------------------------------------------------------
+
+
+def _typed_task_error(cause: BaseException) -> TaskError:
+    """An error of both types, built without any code of the user; raises when that cannot be done."""
+    seen = _layers(cause)[-1]
+    native: Any = type(seen)
+    if not issubclass(native, Exception) or native is Standin or issubclass(TaskError, native):
+        return TaskError(f"{_type_name(seen)}: {_safe(str, seen)}")
+    error = _bare(_task_error_type(native), seen.args)
+    if not isinstance(error, TaskError):
+        raise TypeError(f"{native.__name__} cannot be combined with TaskError")
+    _fill(error, seen.args, _state(seen))
+    return error
+
+
+def _layers(error: BaseException) -> list[BaseException]:
+    """The error and what it wraps, down to what user code raised first in tasks that waited for each other."""
+    layers = [error]
+    while isinstance(layers[-1], TaskError) and layers[-1]._origin[0] is not None:
+        layers.append(layers[-1]._origin[0])
+    return layers
+
+
+@functools.lru_cache(maxsize=1024)
+def _task_error_type(native: Any) -> type[TaskError]:
+    name = f"TaskError({native.__name__})"
+    return types.new_class(name, (TaskError, native), {}, lambda body: body.update(__module__=__name__))
+
+
+def _bare(kind: type[BaseException], args: tuple[object, ...]) -> BaseException:
+    """An instance made by the C base alone: neither __new__ nor __init__ of the user runs."""
+    for base in kind.__mro__:
+        if issubclass(base, BaseException) and not base.__flags__ & HEAP_TYPE_FLAG and _is_layout_of(base, kind):
+            made: BaseException = base.__new__(kind, *args)
+            return made
+    raise TypeError(f"{kind.__name__} has no base that can make it")
+
+
+def _is_layout_of(base: type, kind: type) -> bool:
+    """Whether `base` is the C class that lays out instances of `kind` (OSError before Exception)."""
+    solid: type | None = kind
+    while solid is not None and solid.__flags__ & HEAP_TYPE_FLAG:
+        solid = solid.__base__
+    return solid is base
+
+
+def _fill(error: BaseException, args: tuple[object, ...], state: dict[str, object]) -> None:
+    error.args = args
+    for name, value in state.items():
+        try:
+            object.__setattr__(error, name, value)
+        except (AttributeError, TypeError):
+            error.__dict__[name] = value
+
+
+def _state(error: BaseException) -> dict[str, object]:
+    """All that an exception carries beside its args: fields laid out in C, slots, and its __dict__."""
+    state: dict[str, object] = {}
+    for kind in type(error).__mro__:
+        if kind in (BaseException, object):
+            continue
+        for name, member in vars(kind).items():
+            if name.startswith("__") or (kind, name) == (AttributeError, "obj"):
+                continue            # obj is whatever the attribute was asked of: not part of the message, any size
+            if isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+                try:
+                    value = member.__get__(error)
+                except (AttributeError, TypeError):
+                    continue        # never set
+                if value is not None:
+                    state.setdefault(name, value)
+    if isinstance(error, BaseExceptionGroup):
+        state = {}                  # __new__ sets what a group has
+    state.update(error.__dict__)
+    return state
+
+
+# ---- packing ---------------------------------------------------------------------------------------
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error and what its __cause__ and __context__ lead to, each once, at most LINKS_MAX."""
+    chain = [error]
+    for link in chain:              # grows while it is read: breadth first
+        if len(_layers(link)) > 1:
+            continue                # pickles with its own chain; to follow it here too would double it at each nesting
+        for other in (link.__cause__, link.__context__):
+            if other is not None and len(chain) < LINKS_MAX and not any(other is known for known in chain):
+                chain.append(other)
+    return chain
+
+
+def _pack_link(error: BaseException, chain: list[BaseException]) -> Link:
+    blob = _blob(error)
+    return Link(
+        type_name=_type_name(error),
+        text=_safe(str, error),
+        shown=_safe(repr, error),
+        attributes={_clean(str(name)): _safe(repr, value) for name, value in error.__dict__.items()},
+        blob=blob,
+        cause=_place(error.__cause__, chain),
+        context=_place(error.__context__, chain),
+        suppress_context=error.__suppress_context__,
+    )
+
+
+def _place(error: BaseException | None, chain: list[BaseException]) -> int:
+    return next((place for place, link in enumerate(chain) if link is error), -1)
+
+
+def _blob(error: BaseException) -> bytes | None:
+    """The first way of pickling that was seen to work here, or None."""
+    for attempt, checks_text in _ways(error):
+        try:
+            blob = attempt()
+            back = _load(blob)
+            if type(back) is type(error) and (not checks_text or _safe(str, back) == _safe(str, error)):
+                return blob
+        except BROKEN:
+            continue
+    return None
+
+
+def _ways(error: BaseException) -> Iterator[tuple[Callable[[], bytes], bool]]:
+    """Ways of pickling, best first, each with whether code of the user takes part and its text must be compared."""
+    if len(_layers(error)) > 1:
+        yield lambda: _dumps(error), False
+        return
+    if _pickles_itself(type(error)):
+        yield lambda: _dumps(error), True
+    yield lambda: _dumps((type(error), error.args, _state(error))), False
+    # The type is worth more than an attribute that cannot travel (a lock, a socket): that one goes in words.
+    yield lambda: _dumps((type(error), tuple(_portable(arg) for arg in error.args),
+                          {name: _portable(value) for name, value in _state(error).items()})), False
+
+
+def _pickles_itself(kind: type[BaseException]) -> bool:
+    """Whether the author of the class took pickling into his own hands."""
+    own = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+    classes = [base for base in kind.__mro__ if base.__flags__ & HEAP_TYPE_FLAG and base.__module__ != __name__]
+    return any(name in vars(base) for base in classes for name in own)
+
+
+def _portable(value: object) -> object:
+    try:
+        pickle.loads(_dumps(value))
+    except BROKEN:
+        return _safe(repr, value)
+    return value
+
+
+def _dumps(value: object) -> bytes:
+    blob: bytes = cloudpickle.dumps(value, protocol=5)
+    return blob
+
+
+def _load(blob: bytes) -> BaseException:
+    loaded: Any = pickle.loads(blob)
+    if isinstance(loaded, BaseException):
+        return loaded
+    kind, args, state = loaded
+    error = _bare(kind, args)
+    _fill(error, args, state)
+    return error
+
+
+def _build_link(link: Link) -> BaseException:
+    if link.blob is not None:
+        try:
+            return _load(link.blob)
+        except BROKEN:
+            pass                    # its module is missing here, or differs: the record tells the rest
+    return Standin(link.type_name, link.text, link.shown, link.attributes)
+
+
+def _notes(error: BaseException) -> list[object]:
+    notes = getattr(error, "__notes__", None)
+    return list(notes) if isinstance(notes, list) else []
+
+
+def _type_name(error: BaseException) -> str:
+    return _clean(error.type_name if isinstance(error, Standin) else type(error).__qualname__)
+
+
+def _safe(show: Callable[[object], str], value: object) -> str:
+    """str or repr of anything, cut to a bound; never raises."""
+    try:
+        return _clean(show(value))[:SHOWN_CHARS_MAX]
+    except BROKEN as broken:
+        return f"<{type(value).__name__} whose {show.__name__} raises {type(broken).__name__}>"
+
+
+def _clean(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()    # lone surrogates do not travel

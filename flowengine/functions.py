@@ -1,0 +1,180 @@
+"""Remote functions: what @flow.remote makes of a function, and how a call becomes a task."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from .core.ids import function_id, object_id
+from .core.messages import RefTo, TaskSpec
+from .errors import BadType, SerializationError
+from .objects import codec
+from .options import TaskOptions, shape, task_options
+from .refs import Current, ObjectRef, StreamOfRefs, checked
+from .slots import Slot
+
+if TYPE_CHECKING:
+    from .runtime.session import Session
+
+STREAM = -1
+
+
+class Plan:
+    """What all calls of a function with the same options in one session share."""
+
+    def __init__(self, session: Session, function: Callable[..., Any], options: TaskOptions, default_name: str) -> None:
+        self.session = session
+        try:
+            packed = codec.pack(function)
+        except SerializationError as error:
+            raise SerializationError(f"function {default_name}: {error}") from error
+        self.blob: bytes | None = codec.to_inline(packed)
+        self.function = function_id(self.blob)
+        self.refs = [ref for ref in packed.refs if isinstance(ref, ObjectRef)]  # alive as long as the plan is
+        self.nested = tuple([ref.to() for ref in self.refs])
+        self.name = options.name or default_name
+        self.num_returns = STREAM if options.num_returns == "stream" else int(options.num_returns)
+        self.shape = shape(options)
+        self.placement = placement_of(options.placement)
+        self.max_retries = options.max_retries
+        self.retry_exceptions = packed_exceptions(options.retry_exceptions)
+        self.timeout_s = options.timeout_s or 0.0
+        self.priority = options.priority
+
+    def spec(
+        self, args: bytes, whole: RefTo | None, deps: tuple[RefTo, ...], nested: tuple[RefTo, ...]
+    ) -> TaskSpec:
+        """The lineage entry of one call."""
+        session = self.session
+        context = session.context
+        return TaskSpec(
+            session.new_child(), self.function, self.name, args, whole, deps,
+            self.nested + nested if nested else self.nested, self.num_returns, self.shape, self.placement,
+            self.max_retries, self.retry_exceptions, self.timeout_s, self.priority, context.depth, context.task,
+        )
+
+
+class RemoteFunction:
+    """A function whose calls run in workers: f.remote(...) gives a reference at once; f.options(...) changes options."""
+
+    def __init__(self, function: Callable[..., Any], options: TaskOptions) -> None:
+        self._function = function
+        self._options = options
+        self._plan: Plan | None = None
+        functools.update_wrapper(self, function, updated=())
+        self._name = getattr(function, "__qualname__", None) or type(function).__name__
+        self._name = self._name.rpartition("<locals>.")[2]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise BadType(f"{self._name} is a remote function: call {self._name}.remote(...)")
+
+    def options(self, **given: Any) -> RemoteFunction:
+        """The same function with other options; raises BadValue or BadType at once."""
+        return RemoteFunction(self._function, task_options(given, self._options))
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Submit one call: never blocks. A reference; a list of n; None for 0; an iterator for a stream."""
+        session = Current.session or start_default()
+        plan = self._plan
+        if plan is None or plan.session is not session:
+            plan = self._plan = Plan(session, self._function, self._options, self._name)
+        if args or kwargs:
+            spec, held = pack_call(plan, args, kwargs)
+        else:
+            spec, held = plan.spec(b"", None, (), ()), None
+        session.submit(spec, plan.blob)
+        del held  # references to large arguments live until the owner has noted the task
+        owner, heir = session.address, session.heir()
+        if spec.num_returns == 1:
+            return ObjectRef(session, object_id(spec.id, 0), owner, heir)
+        if spec.num_returns == STREAM:
+            return StreamOfRefs(session, spec.id)
+        if spec.num_returns == 0:
+            return None
+        return [ObjectRef(session, object_id(spec.id, index), owner, heir) for index in range(spec.num_returns)]
+
+    def __repr__(self) -> str:
+        return f"RemoteFunction({self._name})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plan": None}
+
+
+def start_default() -> Session:
+    """The first remote call without init starts the default local engine."""
+    from . import api
+
+    api.init()
+    assert Current.session is not None
+    return Current.session
+
+
+def pack_call(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[TaskSpec, Any]:
+    """The task of a call: references at the top become dependencies, the rest is pickled, large ones are stored."""
+    deps: list[RefTo] = []
+    seen: dict[bytes, int] = {}
+
+    def slot(ref: ObjectRef) -> Slot:
+        checked(ref)
+        index = seen.get(ref.oid)
+        if index is None:
+            index = seen[ref.oid] = len(deps)
+            deps.append(ref.to())
+        return Slot(index)
+
+    if any(isinstance(arg, ObjectRef) for arg in args):
+        args = tuple([slot(arg) if isinstance(arg, ObjectRef) else arg for arg in args])
+    if kwargs and any(isinstance(arg, ObjectRef) for arg in kwargs.values()):
+        kwargs = {name: slot(arg) if isinstance(arg, ObjectRef) else arg for name, arg in kwargs.items()}
+    try:
+        packed = codec.pack((args, kwargs))
+    except SerializationError as error:
+        raise SerializationError(f"arguments of {plan.name}: {named_path(str(error), plan)}") from error
+    nested = tuple([ref.to() for ref in packed.refs if isinstance(ref, ObjectRef)]) if packed.refs else ()
+    session = plan.session
+    if packed.nbytes <= session.config.inline_bytes_max:
+        return plan.spec(codec.to_inline(packed), None, tuple(deps), nested), None
+    whole = session.put_packed(packed)
+    return plan.spec(b"", whole.to(), tuple(deps), nested), whole
+
+
+def named_path(text: str, plan: Plan) -> str:
+    """The codec's path into (args, kwargs) in the words of the call."""
+    return text.replace("[0][", "argument [", 1).replace("[1][", "keyword argument [", 1)
+
+
+def packed_exceptions(wanted: bool | tuple[type[BaseException], ...]) -> bytes:
+    """retry_exceptions as it travels."""
+    if wanted is False or wanted == ():
+        return b""
+    if wanted is True:
+        return b"*"
+    return bytes(cloudpickle.dumps(wanted))
+
+
+def placement_of(placement: Any) -> tuple[str, ...]:
+    """Node ids in order of preference, from a policy of flow.scheduling; None: anywhere."""
+    if placement is None:
+        return ()
+    nodes = getattr(placement, "nodes", None)
+    if nodes is None:
+        raise BadType(f"placement must be a policy of flowengine.scheduling, not {placement!r}")
+    return tuple(nodes)
+
+
+def remote_function(function: Any, given: dict[str, Any]) -> RemoteFunction:
+    """What the decorator makes; raises BadType for what is no function."""
+    options = task_options(given)
+    if isinstance(function, RemoteFunction):
+        raise BadType(f"{function!r} is remote already; use .options(...)")
+    if inspect.isclass(function):
+        raise BadType(f"{function.__name__} is a class: this version has remote functions, no actors yet")
+    if not callable(function):
+        raise BadType(f"only functions can be remote, not {function!r}")
+    if inspect.iscoroutinefunction(function):
+        raise BadType(f"{function.__name__} is an async function: a task is a plain function (it may call asyncio.run)")
+    return RemoteFunction(function, options)

@@ -1,0 +1,435 @@
+"""Files in shared memory that hold one object each: made, found, kept warm for reuse, swept. Nothing is counted."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import mmap
+import os
+import re
+import resource
+import shutil
+import stat
+import threading
+import weakref
+
+import msgspec
+
+from flowengine.errors import StoreFull
+from flowengine.objects import codec
+
+PAGE_BYTES = 4096
+# Eight classes per doubling: a class is at most an eighth larger than what is asked of it.
+CLASSES_PER_DOUBLING = 8
+FINE_BYTES_MAX = PAGE_BYTES * CLASSES_PER_DOUBLING
+# A kept mapping costs a file descriptor; beyond this the oldest are dropped and mapped again when they are reused.
+KEPT_MAPPINGS_MAX = 256
+OPEN_TRIES = 8
+OWNER_FILE = ".owner"
+_numbers = itertools.count()
+_FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
+
+
+def size_class(nbytes: int) -> int:
+    """The file size for an object of nbytes: whole pages, then eight steps between powers of two."""
+    step = PAGE_BYTES if nbytes <= FINE_BYTES_MAX else (1 << (nbytes - 1).bit_length() - 1) // CLASSES_PER_DOUBLING
+    return max(step, -(-nbytes // step) * step)
+
+
+class _OwnFile(msgspec.Struct, eq=False):
+    """A file that this process made; its private path is where it lies while nobody can read it under a name."""
+
+    path: str
+    inode: int
+    capacity_bytes: int
+    allocated_bytes: int
+    mapping: mmap.mmap | None
+
+
+class _Reading(mmap.mmap):
+    """A read-only mapping; its duplicate of the descriptor carries the shared lock until it is collected."""
+
+    inode: int
+
+
+class Segment:
+    """Room for one object that only its writer sees; it must be sealed or aborted, once."""
+
+    __slots__ = ("_descriptor", "_file", "_name", "_owner", "view")
+
+    def __init__(self, owner: Segments, file: _OwnFile, descriptor: int, name: str, nbytes: int) -> None:
+        assert file.mapping is not None
+        self._owner = owner
+        self._file = file
+        self._descriptor = descriptor
+        self._name = name
+        self.view = memoryview(file.mapping)[:nbytes]
+
+    def seal(self) -> None:
+        """Make the object visible under its name; the view is released. BufferError if someone still looks at it."""
+        self.view.release()
+        # Unlocked before it can be found, so that no reader meets the lock. Who opened the file in its earlier life
+        # may lock it now, and sees from the header that it is not what was sought.
+        self._unlock()
+        os.rename(self._file.path, self._owner.path(self._name))
+        self._owner._sealed(self._name, self._file)
+
+    def abort(self) -> None:
+        """Give the room back unused."""
+        self.view.release()
+        self._file.mapping = None
+        self._owner._dropped(self._file)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._file.path)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        # Not by closing alone: the mapping of a new file holds a duplicate, a forked child perhaps another.
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        os.close(self._descriptor)
+
+
+class Segments:
+    """One process's way to the objects in a folder that it shares with other processes; safe to use from threads."""
+
+    def __init__(self, folder: str, pool_bytes_max: int) -> None:
+        self.folder = folder
+        self.pool_bytes_max = pool_bytes_max
+        self.pool_bytes = 0
+        _allow_many_files()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        # Reentrant, as collecting garbage inside may free objects.
+        self._lock = threading.RLock()
+        self._mine: dict[str, _OwnFile] = {}
+        self._pool: dict[int, list[_OwnFile]] = {}
+        self._mapped: dict[_OwnFile, None] = {}
+        self._readings: weakref.WeakValueDictionary[str, _Reading] = weakref.WeakValueDictionary()
+        self.pool_bytes = 0
+
+    def _in_this_process(self) -> None:
+        # A forked child shares locks with its parent, so it must not reuse what the parent made.
+        if self._pid != os.getpid():
+            self._begin()
+
+    def path(self, name: str) -> str:
+        """Where the object of that name lies; ValueError if the name could leave the folder or hide in it."""
+        if not name or name[0] == "." or "/" in name or "\0" in name:
+            raise ValueError(f"{name!r} cannot name an object")
+        return f"{self.folder}/{name}"
+
+    # -------------------------------------------------------------------------------------------------------- writing
+
+    def create(self, name: str, nbytes: int) -> Segment:
+        """Room for nbytes, warm if possible; StoreFull if the file system has no room."""
+        self._in_this_process()
+        self.path(name)
+        capacity_bytes = size_class(nbytes)
+        file, descriptor = self._take_warm(capacity_bytes) or self._make(capacity_bytes)
+        try:
+            self._allocate(file, descriptor, nbytes)
+            if file.mapping is None:
+                file.mapping = mmap.mmap(descriptor, capacity_bytes)
+                self._keep_mapping(file)
+            # What lay here must not be taken for an object, whatever becomes of this one.
+            file.mapping[: codec.HEADER_BYTES] = bytes(codec.HEADER_BYTES)
+        except BaseException:
+            self._dropped(file)
+            os.unlink(file.path)
+            os.close(descriptor)
+            raise
+        return Segment(self, file, descriptor, name, nbytes)
+
+    def _take_warm(self, capacity_bytes: int) -> tuple[_OwnFile, int] | None:
+        with self._lock:
+            files = self._pool.get(capacity_bytes, [])
+            for index in range(len(files) - 1, -1, -1):  # the last one in is the warmest
+                file = files[index]
+                try:
+                    descriptor = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    self._forget_warm(file)
+                    self._dropped(file)
+                    continue
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:  # someone still reads what was here
+                    os.close(descriptor)
+                    continue
+                self._forget_warm(file)
+                return file, descriptor
+        return None
+
+    def _forget_warm(self, file: _OwnFile) -> None:
+        self._pool[file.capacity_bytes].remove(file)
+        self.pool_bytes -= file.allocated_bytes
+
+    def _make(self, capacity_bytes: int) -> tuple[_OwnFile, int]:
+        path, descriptor = "", -1
+        while descriptor < 0:
+            path = f"{self.folder}/.{self._pid}.{next(_numbers)}"
+            # An earlier process with this pid may have been killed and not reaped yet.
+            with contextlib.suppress(FileExistsError):
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.ftruncate(descriptor, capacity_bytes)
+        return _OwnFile(path, os.fstat(descriptor).st_ino, capacity_bytes, 0, None), descriptor
+
+    def _allocate(self, file: _OwnFile, descriptor: int, nbytes: int) -> None:
+        """Give the file real memory for nbytes, so that no write to it can fail later with a bus error."""
+        wanted_bytes = max(1, -(-nbytes // PAGE_BYTES)) * PAGE_BYTES
+        if wanted_bytes <= file.allocated_bytes:
+            return
+        if not self._fallocate(descriptor, wanted_bytes):
+            self.trim(wanted_bytes)
+            if not self._fallocate(descriptor, wanted_bytes):
+                system = os.statvfs(self.folder)
+                total_bytes, free_bytes = system.f_frsize * system.f_blocks, system.f_frsize * system.f_bavail
+                raise StoreFull(
+                    f"no room for an object of {_amount(nbytes)} in {self.folder}: "
+                    f"{_amount(free_bytes)} of {_amount(total_bytes)} of shared memory are free"
+                )
+        file.allocated_bytes = wanted_bytes
+
+    def _fallocate(self, descriptor: int, wanted_bytes: int) -> bool:
+        system = os.statvfs(self.folder)
+        held_bytes = os.fstat(descriptor).st_blocks * 512
+        # Asking first spares the machine the filling of its memory up to the last page just to see it fail.
+        if wanted_bytes - held_bytes > system.f_frsize * system.f_bavail:
+            return False
+        try:
+            os.posix_fallocate(descriptor, 0, wanted_bytes)
+        except OSError as error:
+            if error.errno in _FULL:
+                return False
+            raise
+        return True
+
+    def _keep_mapping(self, file: _OwnFile) -> None:
+        with self._lock:
+            self._mapped[file] = None
+            while len(self._mapped) > KEPT_MAPPINGS_MAX:
+                oldest = next(iter(self._mapped))
+                del self._mapped[oldest]
+                oldest.mapping = None
+
+    def _sealed(self, name: str, file: _OwnFile) -> None:
+        with self._lock:
+            replaced = self._mine.pop(name, None)
+            if replaced is not None:
+                self._dropped(replaced)
+            self._mine[name] = file
+
+    def _dropped(self, file: _OwnFile) -> None:
+        with self._lock:
+            self._mapped.pop(file, None)
+            file.mapping = None
+
+    # -------------------------------------------------------------------------------------------------------- reading
+
+    def open(self, name: str) -> memoryview | None:
+        """The object read-only, safe from reuse for as long as any view of it lives; None if there is none."""
+        path = self.path(name)
+        known = self._readings.get(name)
+        for _ in range(OPEN_TRIES):
+            try:
+                if known is not None and os.stat(path).st_ino == known.inode:
+                    return self._exactly(known)
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                mapping = _Reading(descriptor, 0, access=mmap.ACCESS_READ)
+                mapping.inode = os.fstat(descriptor).st_ino
+            except BlockingIOError:  # freed and being written again since it was opened
+                continue
+            finally:
+                os.close(descriptor)
+            if codec.object_name(memoryview(mapping)) == name.encode():
+                self._readings[name] = mapping
+                return self._exactly(mapping)
+        return None
+
+    @staticmethod
+    def _exactly(mapping: _Reading) -> memoryview:
+        view = memoryview(mapping)
+        return view[: codec.object_bytes(view)]
+
+    def exists(self, name: str) -> bool:
+        """True if an object of that name is sealed here."""
+        return os.path.exists(self.path(name))
+
+    def size(self, name: str) -> int | None:
+        """The object's size in bytes; None if there is none."""
+        try:
+            descriptor = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            head = memoryview(os.pread(descriptor, codec.STORED_TOC_OFFSET, 0))
+        finally:
+            os.close(descriptor)
+        return codec.object_bytes(head) if codec.object_name(head) == name.encode() else None
+
+    # -------------------------------------------------------------------------------------------------------- freeing
+
+    def free(self, name: str) -> int:
+        """Take the object away from under its name; the bytes kept warm for reuse, 0 if they were given back."""
+        self._in_this_process()
+        path = self.path(name)
+        with self._lock:
+            file = self._mine.pop(name, None)
+            room_bytes = self.pool_bytes_max - self.pool_bytes
+        if file is not None and file.allocated_bytes <= room_bytes and self._warm(path, file):
+            return file.allocated_bytes
+        if file is not None:
+            self._dropped(file)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        return 0
+
+    def _warm(self, path: str, file: _OwnFile) -> bool:
+        try:
+            os.rename(path, file.path)
+        except FileNotFoundError:
+            return False
+        # Another process may have sealed its own copy under the same name; only our own file can be our pool's.
+        if os.stat(file.path).st_ino != file.inode:
+            os.unlink(file.path)
+            return False
+        with self._lock:
+            self._pool.setdefault(file.capacity_bytes, []).append(file)
+            self.pool_bytes += file.allocated_bytes
+        return True
+
+    def trim(self, bytes_wanted: int) -> int:
+        """Give memory of the pool back, the longest unused of the largest first; the bytes given back."""
+        self._in_this_process()
+        given_bytes = 0
+        with self._lock:
+            for capacity_bytes in sorted(self._pool, reverse=True):
+                files = self._pool[capacity_bytes]
+                while files and given_bytes < bytes_wanted:
+                    file = files[0]
+                    self._forget_warm(file)
+                    self._dropped(file)
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(file.path)
+                    given_bytes += file.allocated_bytes
+                if not files:
+                    del self._pool[capacity_bytes]
+        return given_bytes
+
+    def reap(self, pid: int) -> int:
+        """Remove what a dead process left unsealed or warm; the number of files."""
+        count = 0
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                if entry.name.startswith(f".{pid}."):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(entry.path)
+                        count += 1
+        return count
+
+    def close(self) -> None:
+        """Give the pool back and drop the mappings for writing; sealed objects stay, readers keep what they have."""
+        self._in_this_process()
+        self.trim(self.pool_bytes + 1)
+        with self._lock:
+            for file in list(self._mapped):
+                self._dropped(file)
+            self._mine.clear()
+
+
+def _amount(nbytes: int) -> str:
+    return f"{nbytes / (1 << 20):,.1f} MiB"
+
+
+def _allow_many_files() -> None:
+    # Every object that is read costs one descriptor, the one that carries its lock.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+# ---------------------------------------------------------------- session folders
+
+
+def session_folder(session: str, pid: int, root: str = "/dev/shm") -> str:
+    """Make and return the folder of a session led by that process; PermissionError if it could be someone else's."""
+    base = _base(root)
+    _make_own(base)
+    folder = f"{base}/{session}-{pid}"
+    _make_own(folder)
+    draft = f"{folder}/{OWNER_FILE}.{os.getpid()}"
+    with open(draft, "w") as file:
+        file.write(f"{_started(pid)} {_pid_space()}")
+    os.rename(draft, f"{folder}/{OWNER_FILE}")
+    return folder
+
+
+def sweep(root: str = "/dev/shm") -> list[str]:
+    """Remove the session folders of this user whose leading process is gone; their paths."""
+    base = _base(root)
+    try:
+        _check_own(base)
+    except FileNotFoundError:
+        return []
+    removed = []
+    for entry in sorted(os.scandir(base), key=lambda entry: entry.name):
+        match = re.search(r"-(\d+)$", entry.name)
+        if match and entry.is_dir(follow_symlinks=False) and _abandoned(entry.path, int(match[1])):
+            shutil.rmtree(entry.path, ignore_errors=True)
+            removed.append(entry.path)
+    return removed
+
+
+def _base(root: str) -> str:
+    return f"{root}/flowengine-{os.getuid()}"
+
+
+def _make_own(folder: str) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    _check_own(folder)
+
+
+def _check_own(folder: str) -> None:
+    # /dev/shm is open to everyone: whoever makes this folder first could otherwise read or replace our objects.
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode):
+        raise PermissionError(f"{folder} is not a folder; remove it")
+    if status.st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to user {status.st_uid}, not to {os.getuid()}")
+    if status.st_mode & 0o077:
+        os.chmod(folder, 0o700)
+
+
+def _abandoned(folder: str, pid: int) -> bool:
+    try:
+        with open(f"{folder}/{OWNER_FILE}") as file:
+            started, pid_space = file.read().split()
+    except (FileNotFoundError, ValueError):
+        return _started(pid) == ""  # its maker may be about to write it
+    # A process in another container may use the same shared memory; its pid means nothing here.
+    return pid_space == _pid_space() and _started(pid) != started
+
+
+def _started(pid: int) -> str:
+    """When the process started, in the kernel's ticks; empty if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
+def _pid_space() -> str:
+    return os.readlink("/proc/self/ns/pid")

@@ -1,0 +1,179 @@
+"""Options of tasks: what they are, and the check when they are given.
+
+Owns names, types and ranges. Does not own what a placement policy means or which nodes exist.
+"""
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, Protocol, SupportsFloat, SupportsIndex
+
+import msgspec
+
+from flowengine.errors import BadType, BadValue
+
+NUM_RETURNS_MAX = 65_535        # the index of a return takes two bytes
+RETRIES_MAX = 1_000_000
+AMOUNT_MAX = 2.0**53            # beyond it a float does not count single units
+NAME_CHARS_MAX = 1_000
+BUILTIN_RESOURCES = ("CPU", "GPU", "memory")
+
+Shape = tuple[tuple[str, float], ...]
+
+
+class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of one task, checked; amounts are needed while it runs."""
+
+    num_returns: int | Literal["stream"] = 1
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    memory_bytes: int = 0
+    resources: Shape = ()                       # custom ones, sorted by name
+    max_retries: int = 3                        # -1: no limit
+    retry_exceptions: bool | tuple[type[BaseException], ...] = False
+    timeout_s: float | None = None
+    name: str = ""
+    placement: Any = None                       # a policy; judged by the scheduler
+    priority: float = 0.0                       # larger first
+
+
+class Check(Protocol):
+    """Turns what was given for an option into what is kept; raises BadValue or BadType naming the option."""
+
+    def __call__(self, name: str, value: Any) -> Any: ...
+
+
+def task_options(given: Mapping[str, Any], base: TaskOptions | None = None) -> TaskOptions:
+    """`base` with the given options in place of its own; raises BadValue or BadType at once."""
+    checked = {}
+    for name, value in given.items():
+        if name not in CHECKS:
+            raise BadValue(unknown_name("option", name, CHECKS))
+        checked[name] = CHECKS[name](name, value)
+    return msgspec.structs.replace(base or DEFAULTS, **checked)
+
+
+def shape(options: TaskOptions) -> Shape:
+    """What a task takes from a node while it runs, sorted by name, without zeros."""
+    amounts = (("CPU", options.num_cpus), ("GPU", options.num_gpus), ("memory", float(options.memory_bytes)))
+    return tuple(sorted((name, amount) for name, amount in (*amounts, *options.resources) if amount > 0))
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
+    """The text of an error about a name that does not exist, with the nearest that does."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    return f"there is no {kind} {name!r}: {meant}known are {', '.join(names)}"
+
+
+def real(name: str, value: Any, low: float, high: float) -> float:
+    """A finite number within bounds; bools are refused."""
+    if isinstance(value, (bool, str, bytes)) or not isinstance(value, (SupportsFloat, SupportsIndex)):
+        raise BadType(f"{name} must be a number, not {value!r}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadType(f"{name} must be a number, not {value!r}") from error
+    if not math.isfinite(number) or not low <= number <= high:
+        raise BadValue(f"{name} must be a finite number from {low:g} to {high:g}, not {value!r}")
+    return number
+
+
+def whole(name: str, value: Any, low: int, high: int) -> int:
+    """A whole number within bounds; bools and floats are refused."""
+    if isinstance(value, bool):
+        raise BadType(f"{name} must be a whole number, not {value!r}")
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise BadType(f"{name} must be a whole number, not {value!r}") from error
+    if not low <= number <= high:
+        raise BadValue(f"{name} must be a whole number from {low} to {high}, not {value!r}")
+    return number
+
+
+def resource_amounts(name: str, value: Any) -> Shape:
+    """Custom resources as sorted pairs; the built-in ones have options of their own."""
+    if not isinstance(value, Mapping):
+        raise BadType(f"{name} must be a dict of names and amounts, not {value!r}")
+    for resource in value:
+        if not isinstance(resource, str):
+            raise BadType(f"{name} must have strings as names, not {resource!r}")
+        if not resource or len(resource) > NAME_CHARS_MAX:
+            raise BadValue(f"{name} must have names of 1 to {NAME_CHARS_MAX} characters, not {resource[:40]!r}")
+        if resource in BUILTIN_RESOURCES:
+            raise BadValue(f"{name} cannot hold {resource!r}: use num_cpus, num_gpus or memory_bytes")
+    pairs = ((resource, real(f"{name}[{resource!r}]", amount, 0, AMOUNT_MAX)) for resource, amount in value.items())
+    return tuple(sorted(pairs))
+
+
+def _returns(name: str, value: Any) -> int | str:
+    if isinstance(value, str):
+        if value != "stream":
+            raise BadValue(f'{name} must be a whole number or "stream", not {value!r}')
+        return value
+    return whole(name, value, 0, NUM_RETURNS_MAX)
+
+
+def _exceptions(name: str, value: Any) -> bool | tuple[type[BaseException], ...]:
+    if isinstance(value, bool):
+        return value
+    kinds = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise BadType(f"{name} must be True, False or exception classes, not {kind!r}")
+    return kinds
+
+
+def _limit_s(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    limit_s = real(name, value, 0, 1e9)
+    if limit_s == 0:
+        raise BadValue(f"{name} must be more than 0, or None for no limit")
+    return limit_s
+
+
+def _label(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise BadType(f"{name} must be a string, not {value!r}")
+    if len(value) > NAME_CHARS_MAX:
+        raise BadValue(f"{name} must have at most {NAME_CHARS_MAX} characters, not {len(value)}")
+    return value
+
+
+def _anything(name: str, value: Any) -> Any:
+    return value
+
+
+def _whole(low: int, high: int) -> Check:
+    return _bounded(whole, low, high)
+
+
+def _real(low: float, high: float) -> Check:
+    return _bounded(real, low, high)
+
+
+def _bounded(check: Callable[..., Any], low: float, high: float) -> Check:
+    return lambda name, value: check(name, value, low, high)
+
+
+CHECKS: dict[str, Check] = {
+    "num_returns": _returns,
+    "num_cpus": _real(0, AMOUNT_MAX),
+    "num_gpus": _real(0, AMOUNT_MAX),
+    "memory_bytes": _whole(0, int(AMOUNT_MAX)),
+    "resources": resource_amounts,
+    "max_retries": _whole(-1, RETRIES_MAX),
+    "retry_exceptions": _exceptions,
+    "timeout_s": _limit_s,
+    "name": _label,
+    "placement": _anything,
+    "priority": _real(-1e9, 1e9),
+}
+DEFAULTS = TaskOptions()

@@ -1,0 +1,133 @@
+"""ObjectRef: a reference to a value that exists already or will; and StreamOfRefs, the iterator of a streaming task.
+
+Each instance counts: when the last one in any process is gone the value is freed everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+from .core.ids import short
+from .core.messages import RefTo
+from .errors import StaleSession
+from .objects import codec
+
+if TYPE_CHECKING:
+    from .runtime.session import Session
+
+
+class Current:
+    """The session of this process; at most one at a time."""
+
+    session: Session | None = None
+
+
+def current_session() -> Session:
+    """The session, or UsageError when there is none."""
+    if Current.session is None:
+        raise StaleSession("there is no session: call flowengine.init() first")
+    return Current.session
+
+
+class ObjectRef:
+    """A reference to one value. Await it, or pass it to flow.get, flow.wait or another remote call."""
+
+    __slots__ = ("__weakref__", "_session", "heir", "oid", "owner")
+
+    def __init__(self, session: Session, oid: bytes, owner: str, heir: str = "") -> None:
+        self._session = session
+        self.oid = oid
+        self.owner = owner
+        self.heir = heir
+
+    def __del__(self) -> None:
+        try:
+            self._session.dropped.append(self.oid)
+        except AttributeError:
+            return  # it was never made
+
+    def hex(self) -> str:
+        """The object's name as hex digits."""
+        return self.oid.hex()
+
+    def future(self) -> concurrent.futures.Future[Any]:
+        """A standard future of the value; cancelling it ends the waiting, not the task."""
+        return checked(self).future_of(self)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.wrap_future(self.future()).__await__()
+
+    def __hash__(self) -> int:
+        return hash(self.oid)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectRef) and other.oid == self.oid
+
+    def __repr__(self) -> str:
+        if self._session is not Current.session:
+            return f"ObjectRef({short(self.oid)}, of an earlier session)"
+        return f"ObjectRef({self._session.why(self.oid)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        checked(self)
+        codec.note_ref(self)
+        return rebuild_ref, (self.oid, self.owner, self.heir)
+
+    def to(self) -> RefTo:
+        """As it travels in messages."""
+        return RefTo(self.oid, self.owner, self.heir)
+
+
+def rebuild_ref(oid: bytes, owner: str, heir: str) -> ObjectRef:
+    """What unpickling a reference calls."""
+    return current_session().ref_arrived(oid, owner, heir)
+
+
+def checked(ref: ObjectRef) -> Session:
+    """The ref's session, if it is the current one; raises StaleSession otherwise."""
+    session = ref._session
+    if session is not Current.session:
+        raise StaleSession(f"{ref!r}: its session has ended, the value went with it")
+    return session
+
+
+class StreamOfRefs(Iterator[ObjectRef]):
+    """References to what a streaming task yields, in order, each as soon as it is there. Also an async iterator."""
+
+    def __init__(self, session: Session, task: bytes) -> None:
+        self._session = session
+        self._task = task
+        self._taken = 0
+
+    def __next__(self) -> ObjectRef:
+        if self._session is not Current.session:
+            raise StaleSession("the session of this stream has ended")
+        ref = self._session.next_item(self._task, self._taken)
+        if ref is None:
+            raise StopIteration
+        self._taken += 1
+        return ref
+
+    def __aiter__(self) -> StreamOfRefs:
+        return self
+
+    async def __anext__(self) -> ObjectRef:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(None, self.__next__)
+        except RuntimeError as error:
+            if isinstance(error.__cause__, StopIteration):
+                raise StopAsyncIteration from None
+            raise
+
+    def __del__(self) -> None:
+        try:
+            self._session.streams_dropped.append(self._task)
+        except AttributeError:
+            return
+
+    def __repr__(self) -> str:
+        return f"StreamOfRefs({short(self._task)}, {self._taken} taken)"

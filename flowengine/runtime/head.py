@@ -1,0 +1,176 @@
+"""The head process: the Head machine with a socket and a journal on disk.
+
+It keeps its address over its lives: the same port, and a name made of the session, so that nodes find it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from flowengine.core.commands import WriteJournal
+from flowengine.core.head import Head
+from flowengine.core.head import HeadSettings as MachineSettings
+from flowengine.core.messages import Message
+from flowengine.runtime import process
+from flowengine.runtime.connection import Connection, port_of, write_connection
+from flowengine.runtime.drive import Drive
+from flowengine.runtime.settings import HeadProcessSettings
+
+log = logging.getLogger(__name__)
+
+PORT_PATIENCE_S = 5.0  # the port of the last life may be busy for a moment
+PORT_RETRY_S = 0.05
+JOURNAL_RETRY_S = 0.5
+SESSION_CHARS = 12  # of the session, in the head's address
+
+Row = tuple[str, bytes | None]
+
+
+class JournalFile:
+    """Rows on disk, by key; written in batches by a thread, so that nobody waits for the disk."""
+
+    def __init__(self, path: Path, on_error: Callable[[str], None]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._path = path
+        self._on_error = on_error
+        self._rows: queue.SimpleQueue[tuple[Row, ...] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write_all, name="journal", daemon=True)
+
+    def open(self) -> dict[str, bytes]:
+        """Read what is there, then be ready for more."""
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+        with self._connect() as database:
+            rows = dict(database.execute("SELECT key, value FROM rows ORDER BY key"))
+        database.close()
+        self._thread.start()
+        return rows
+
+    def write(self, rows: Iterable[Row]) -> None:
+        """Put rows on disk soon, in this order; None deletes."""
+        self._rows.put(tuple(rows))
+
+    def close(self) -> None:
+        """Return when all is on disk."""
+        self._rows.put(None)
+        self._thread.join()
+
+    def _connect(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self._path, isolation_level="IMMEDIATE")
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=NORMAL")  # a power cut may cost the last rows, never the file
+        database.execute("CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID")
+        return database
+
+    def _write_all(self) -> None:
+        database = self._connect()
+        more = True
+        while more:
+            batch = [self._rows.get()]
+            while not self._rows.empty():
+                batch.append(self._rows.get())
+            more = batch[-1] is not None
+            rows = [row for part in batch if part is not None for row in part]
+            if rows:
+                self._write(database, rows)
+        database.close()
+
+    def _write(self, database: sqlite3.Connection, rows: list[Row]) -> None:
+        # The newest value of a key is all that matters, so a batch is one pass, and deleting comes first.
+        latest = dict(rows)
+        deleted = [(key,) for key, value in latest.items() if value is None]
+        kept = [(key, value) for key, value in latest.items() if value is not None]
+        told = False
+        while True:
+            try:
+                with database:
+                    database.executemany("DELETE FROM rows WHERE key = ?", deleted)
+                    database.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?)", kept)
+                return
+            except sqlite3.OperationalError as error:  # a full or slow disk: the rows stay here until it takes them
+                if not told:
+                    self._on_error(f"the journal {self._path} cannot be written ({error}); trying again")
+                    told = True
+                time.sleep(JOURNAL_RETRY_S)
+
+
+class HeadShell:
+    """Carries events to the Head machine and its commands out; decides nothing."""
+
+    def __init__(self, settings: HeadProcessSettings, report_fd: int) -> None:
+        self.settings = settings
+        self.report_fd = report_fd
+        self.journal = JournalFile(Path(settings.state_dir, f"head-{settings.session}.sqlite"), log.error)
+        self.drive: Drive | None = None
+
+    async def run(self) -> int:
+        """Serve until told to end."""
+        ended = process.end_event()
+        rows = self.journal.open()
+        await self._listen()
+        me = self.endpoint.address
+        about = MachineSettings(me, self.settings.session, self.settings.host, port_of(me))
+        machine = Head(about, self.settings.config, rows)
+        drive = self.drive = Drive(machine)
+        drive.attach(self.endpoint, asyncio.get_running_loop())
+        drive.perform[WriteJournal] = self._write
+        drive.begin("the start", machine.start(time.monotonic()))
+        self._announce()
+        await ended.wait()
+        await self.endpoint.close()
+        self.journal.close()
+        return 0
+
+    async def _listen(self) -> None:
+        settings = self.settings
+        give_up_at = time.monotonic() + PORT_PATIENCE_S
+        while True:
+            place = process.Place(host=settings.host, port=settings.port, secret=settings.secret, tls=settings.tls,
+                                  config=settings.config)
+            self.endpoint = process.new_endpoint(place, self._on_batch, self._on_lost)
+            try:
+                await self.endpoint.start()
+            except OSError:
+                if not settings.port or time.monotonic() > give_up_at:
+                    raise
+                await asyncio.sleep(PORT_RETRY_S)
+                continue
+            location = self.endpoint.address.partition("#")[0]
+            self.endpoint.address = f"{location}#head-{settings.session[:SESSION_CHARS]}"
+            return
+
+    def _announce(self) -> None:
+        settings, tls = self.settings, self.settings.tls
+        connection = Connection(address=self.endpoint.address, secret=settings.secret.hex(), session=settings.session,
+                                certificate=tls.certificate if tls else None, key=tls.key if tls else None)
+        for path in settings.connection_paths:
+            write_connection(path, connection)
+        if self.report_fd >= 0:
+            os.write(self.report_fd, f"{self.endpoint.address}\n".encode())
+            os.close(self.report_fd)
+
+    def _write(self, command: WriteJournal) -> None:
+        self.journal.write(command.rows)
+
+    def _on_batch(self, peer: str, messages: list[Message]) -> None:
+        if self.drive is not None:
+            self.drive.batch(peer, messages)
+
+    def _on_lost(self, peer: str, reason: str) -> None:
+        self.endpoint.forgive(peer)  # a node that was cut off comes back under its own address; epochs tell its lives
+        if self.drive is not None:
+            self.drive.lost(peer, reason)
+
+
+def main(settings: HeadProcessSettings, report_fd: int) -> int:
+    """Be the head process; report_fd: where its address goes as one line, -1 for nowhere."""
+    result: Any = process.run(HeadShell(settings, report_fd).run())
+    return int(result)

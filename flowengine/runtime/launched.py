@@ -1,0 +1,104 @@
+"""The launcher process of a local engine, as its driver holds it. Light to import: it starts before the rest is loaded."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from flowengine.config import Config
+from flowengine.core.messages import Shape
+from flowengine.errors import HeadLost
+from flowengine.runtime.settings import LauncherReady, LauncherSettings, Tls
+
+log = logging.getLogger(__name__)
+
+END_TIMEOUT_S = 4.0
+
+
+class DriverSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What init() was asked for, checked."""
+
+    config: Config
+    total: Shape
+    num_workers: int
+    store_limit_bytes: int
+    state_dir: str
+    secret: bytes
+    log_to_driver: bool = True
+    host: str = "127.0.0.1"
+
+
+class Launched:
+    """The launcher process of a local engine (or, in a cluster, of a node without workers for this host's store)."""
+
+    def __init__(self, settings: LauncherSettings) -> None:
+        self.on_ready: Callable[[LauncherReady], None] | None = None
+        command = [sys.executable, "-m", "flowengine.runtime.launcher"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+        )
+        assert self.process.stdin is not None
+        self.process.stdin.write(msgspec.json.encode(settings) + b"\n")
+        self.process.stdin.flush()
+
+    def first_ready(self) -> LauncherReady:
+        """Wait for the first line; raises HeadLost when the process ended instead."""
+        line = self.process.stdout.readline() if self.process.stdout is not None else b""
+        if not line:
+            code = self.process.wait(timeout=END_TIMEOUT_S)
+            raise HeadLost("the local engine ended while it started", exit_code=code)
+        ready = msgspec.json.decode(line, type=LauncherReady)
+        threading.Thread(target=self._watch, name="flowengine-launcher", daemon=True).start()
+        return ready
+
+    def _watch(self) -> None:
+        """Later lines: the node was started again under another address."""
+        stdout = self.process.stdout
+        if stdout is None:
+            return
+        for line in stdout:
+            try:
+                ready = msgspec.json.decode(line, type=LauncherReady)
+                if self.on_ready is not None:
+                    self.on_ready(ready)
+            except Exception:
+                log.exception("the launcher said what cannot be read: %r", line)
+
+    def end(self) -> None:
+        """Ask it to end (its stdin reaches EOF), wait, kill what is left."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            self.process.wait(timeout=END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+def launch(settings: DriverSettings, session: str = "", head: str = "", tls: Tls | None = None) -> Launched:
+    """Start a launcher: a whole local engine, or with `head` a node without workers for this host's store."""
+    return Launched(
+        LauncherSettings(
+            host=settings.host,
+            session=session or secrets.token_hex(4),
+            secret=settings.secret,
+            total=settings.total if not head else (),
+            num_workers=settings.num_workers if not head else 0,
+            store_limit_bytes=settings.store_limit_bytes,
+            state_dir=settings.state_dir,
+            tls=tls,
+            head=head,
+            config=settings.config,
+            log_to_driver=settings.log_to_driver,
+        )
+    )

@@ -1,0 +1,242 @@
+"""The node process: the Node machine with a socket, a store folder, and the launcher to fork its workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from typing import Any
+
+import msgspec
+
+from flowengine.core.commands import (
+    CheckWorker,
+    PullObject,
+    RemoveObject,
+    RestoreObject,
+    SpillObject,
+    StartWorker,
+    StopWorker,
+)
+from flowengine.core.messages import Answered, Asked, ChaosOrdered, Joined, LogLines, Message
+from flowengine.core.node import Node
+from flowengine.core.node_desk import NodeSettings
+from flowengine.objects import segments as store_files
+from flowengine.objects import spill
+from flowengine.objects.transfer import Transfers
+from flowengine.runtime import process
+from flowengine.runtime.channel import Channel
+from flowengine.runtime.drive import Drive
+from flowengine.runtime.node_objects import Objects
+from flowengine.runtime.node_workers import Workers
+from flowengine.runtime.settings import (
+    TO_NODE,
+    HeadListens,
+    NodeListens,
+    NodeProcessSettings,
+    SignalHead,
+    WorkerForked,
+    WorkerReaped,
+    WorkerSettings,
+)
+
+log = logging.getLogger(__name__)
+
+LOGS_TOPIC = "logs"  # asked by a driver before it ends: answered when all that was printed was forwarded
+HARMS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "thaw": signal.SIGCONT}
+
+
+class NodeShell:
+    """Carries events to the Node machine and its commands out; decides nothing."""
+
+    def __init__(self, settings: NodeProcessSettings, end: socket.socket) -> None:
+        self.settings = settings
+        self.config = settings.config
+        self.channel: Channel[HeadListens | WorkerForked | WorkerReaped] = Channel(end, TO_NODE)
+        self.drivers: dict[str, int] = {}  # address: pid
+        self.peers: dict[str, None] = {}  # who has said something
+        self.workers: Workers | None = None
+        self.drive: Drive | None = None
+        self.folder = ""
+        self.head_told: asyncio.Future[str]
+        self.ended: asyncio.Event
+
+    async def run(self) -> int:
+        """Serve until told to end."""
+        loop = asyncio.get_running_loop()
+        self.head_told = loop.create_future()
+        self.ended = process.end_event()
+        loop.add_reader(self.channel.end, self._launcher_speaks)
+        self._open_store()
+        place = process.Place(host=self.settings.host, port=self.settings.port, secret=self.settings.secret,
+                              tls=self.settings.tls, config=self.config)
+        self.endpoint = process.new_endpoint(place, self._on_batch, self._on_lost, self._on_stream)
+        await self.endpoint.start()
+        self.transfers.me = self.endpoint.address
+        self.head = self.settings.head or await self.head_told
+        self._start_machine(loop)
+        self._say(NodeListens(self.endpoint.address, self.folder))
+        await self.ended.wait()
+        self.objects.close()
+        if self.workers is not None:
+            self.workers.drain()
+            self.workers.close()
+        await self.endpoint.close()
+        return 0
+
+    def _open_store(self) -> None:
+        settings, pid = self.settings, os.getpid()
+        store_files.sweep(settings.store_root)
+        spill.sweep(settings.state_dir)
+        self.folder = store_files.session_folder(settings.session, pid, settings.store_root)
+        # What this process wrote itself is given back when it is freed: the machine counts the pools of writers only.
+        self.segments = store_files.Segments(self.folder, pool_bytes_max=0)
+        disk_folder = spill.spill_folder(settings.state_dir, settings.session, pid)
+        self.transfers = Transfers(self.segments, self._open_stream, self.config)
+        self.objects = Objects(self.segments, self.transfers, disk_folder, self.config)
+        self.transfers.disk_path = self.objects.disk_path
+
+    def _start_machine(self, loop: asyncio.AbstractEventLoop) -> None:
+        settings, me = self.settings, self.endpoint.address
+        machine = Node(NodeSettings(
+            me=me, node_id=settings.node_id, host=settings.host, total=settings.total, num_workers=settings.num_workers,
+            store_folder=self.folder, store_limit_bytes=settings.store_limit_bytes, session=settings.session,
+            head=self.head), self.config)
+        drive = self.drive = Drive(machine)
+        drive.attach(self.endpoint, loop)
+        template = WorkerSettings(
+            worker_id="", node=me, node_id=settings.node_id, host=settings.host, session=settings.session,
+            secret=settings.secret, tls=settings.tls, store_folder=self.folder, state_dir=settings.state_dir,
+            running_path="", config=self.config, log_to_driver=settings.log_to_driver, head=self.head)
+        workers = self.workers = Workers(template, self._say, drive.step, self._forward)
+        self.objects.step = drive.step
+        drive.perform.update({
+            StartWorker: workers.start,
+            StopWorker: workers.stop,
+            CheckWorker: workers.check,
+            SpillObject: self.objects.spill,
+            RestoreObject: self.objects.restore,
+            PullObject: self.objects.pull,
+            RemoveObject: self.objects.remove,
+        })
+        drive.begin("the start", machine.start(time.monotonic()))
+
+    # --- the launcher -------------------------------------------------------------------------------------------
+
+    def _say(self, word: Any, fds: tuple[int, ...] = ()) -> None:
+        try:
+            self.channel.say(word, fds)
+        except OSError:
+            self.ended.set()  # the launcher is gone, and this process is about to be killed with it
+            return
+        if self.channel.waiting:
+            asyncio.get_running_loop().add_writer(self.channel.end, self._channel_writable)
+
+    def _channel_writable(self) -> None:
+        with contextlib.suppress(OSError):
+            if not self.channel.flush():
+                return
+        asyncio.get_running_loop().remove_writer(self.channel.end)
+
+    def _launcher_speaks(self) -> None:
+        try:
+            while (heard := self.channel.hear()) is not None:
+                self._told(heard[0])
+        except EOFError:
+            asyncio.get_running_loop().remove_reader(self.channel.end)
+            self.ended.set()
+        except msgspec.MsgspecError:
+            log.exception("the launcher says what the node cannot read")
+
+    def _told(self, word: HeadListens | WorkerForked | WorkerReaped) -> None:
+        if isinstance(word, HeadListens):
+            if not self.head_told.done():
+                self.head_told.set_result(word.address)
+        elif self.workers is None:
+            return
+        elif isinstance(word, WorkerForked):
+            self.workers.forked(word)
+        else:
+            if word.pid:
+                self.segments.reap(word.pid)
+            self.workers.reaped(word)
+
+    # --- other processes ----------------------------------------------------------------------------------------
+
+    def _on_batch(self, peer: str, messages: list[Any]) -> None:
+        if self.drive is None:
+            return  # nobody knows this address before the machine runs
+        self.peers[peer] = None
+        if any(type(message) in SHELL_KINDS for message in messages):
+            messages = [message for message in messages if not self._mine(peer, message)]
+        self.drive.batch(peer, messages)
+
+    def _mine(self, peer: str, message: Message) -> bool:
+        """See to what the shell itself has to do with a message; True when the machine need not see it."""
+        if isinstance(message, Joined):
+            if message.role == "driver":
+                self.drivers[peer] = message.pid
+            return False
+        if isinstance(message, Asked):
+            if message.topic != LOGS_TOPIC:
+                return False
+            if self.workers is not None:
+                self.workers.drain()
+            self._tell(peer, Answered(message.request, message.topic, None))
+            return True
+        assert isinstance(message, ChaosOrdered)
+        return self._harm(peer, message)
+
+    def _harm(self, peer: str, order: ChaosOrdered) -> bool:
+        """Do harm on purpose: to a worker, to this node ("node" or its id), to the head, to all links of this node."""
+        number = HARMS.get(order.action)
+        if order.action == "cut":
+            self.endpoint.cut({*self.peers, self.head} - {peer})  # that one has to be able to say "heal"
+        elif order.action == "heal":
+            self.endpoint.heal()
+        elif number is None:
+            return False
+        elif order.target in ("node", self.settings.node_id):
+            os.kill(os.getpid(), number)
+        elif order.target == "head":
+            self._say(SignalHead(number))
+        elif self.workers is not None:
+            self.workers.stop(StopWorker(order.target, number))
+        return True
+
+    def _on_lost(self, peer: str, reason: str) -> None:
+        if self.drive is None:
+            return
+        self.peers.pop(peer, None)
+        pid = self.drivers.pop(peer, 0)
+        if pid and not os.path.exists(f"/proc/{pid}"):
+            self.segments.reap(pid)
+        # The head keeps its address over its lives, and a node that was cut off comes back under its own.
+        self.endpoint.forgive(peer)
+        self.drive.lost(peer, reason)
+
+    async def _on_stream(self, peer: str, hello: dict[str, Any], stream: Any) -> None:
+        await self.transfers.serve(peer, hello, stream)
+
+    async def _open_stream(self, to: str, hello: dict[str, Any]) -> Any:
+        return await self.endpoint.open_stream(to, hello)
+
+    def _forward(self, lines: LogLines) -> None:
+        if self.settings.log_to_driver:
+            for driver in self.drivers:
+                self._tell(driver, lines)
+
+    def _tell(self, to: str, message: Message) -> None:
+        self.endpoint.send(to, message, True)
+
+
+SHELL_KINDS = frozenset((Joined, Asked, ChaosOrdered))
+
+
+def main(settings: NodeProcessSettings, end: socket.socket) -> int:
+    """Be the node process; end: the socket to the launcher."""
+    return process.run(NodeShell(settings, end).run())

@@ -1,0 +1,207 @@
+"""The node shell's part for workers: starts them through the launcher, reads what they print, tells how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from flowengine.core.commands import CheckWorker, StartWorker, StopWorker, WorkerChecked, WorkerEnded
+from flowengine.core.ids import TASK_ID_BYTES
+from flowengine.core.messages import Death, LogLines, Message
+from flowengine.runtime.settings import ForkWorker, SignalWorker, WorkerForked, WorkerReaped, WorkerSettings
+
+if TYPE_CHECKING:
+    from flowengine.config import Config
+
+READ_BYTES = 65_536
+ATTEMPT_BYTES = 4
+NAME_BYTES = 64
+RUNNING_BYTES = TASK_ID_BYTES + ATTEMPT_BYTES + NAME_BYTES  # id, attempt, name of what runs (for people)
+CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+STOPPED_STATES = "Tt"
+
+Step = Callable[[Message], None]
+Say = Callable[..., None]  # (word for the launcher, descriptors that go with it)
+Forward = Callable[[LogLines], None]
+
+
+class Lines:
+    """Cuts one output stream of a worker into lines."""
+
+    def __init__(self, fd: int, stream: str, chars_max: int) -> None:
+        self.fd = fd
+        self.stream = stream
+        self._chars_max = chars_max
+        self._rest = b""
+
+    def read(self) -> tuple[list[str], bool]:
+        """The lines that are complete now, and whether more may be there."""
+        try:
+            part = os.read(self.fd, READ_BYTES)
+        except BlockingIOError:
+            return [], False
+        if not part:
+            raise EOFError
+        *whole, rest = (self._rest + part).split(b"\n")
+        if len(rest) > 4 * self._chars_max:
+            whole.append(rest)
+            rest = b""
+        self._rest = rest
+        return [self._text(line) for line in whole], len(part) == READ_BYTES
+
+    def last(self) -> list[str]:
+        """What was printed without an end of line."""
+        rest, self._rest = self._rest, b""
+        return [self._text(rest)] if rest else []
+
+    def _text(self, line: bytes) -> str:
+        text = line.decode("utf-8", "replace").removesuffix("\r")
+        return text if len(text) <= self._chars_max else text[: self._chars_max] + " ..."
+
+
+class Process:
+    """A worker process as the shell sees it."""
+
+    def __init__(self, worker_id: str, running_path: Path, streams: tuple[Lines, Lines], kept: int) -> None:
+        self.worker_id = worker_id
+        self.running_path = running_path
+        self.streams = streams
+        self.open = list(streams)
+        self.kept: deque[str] = deque(maxlen=kept)
+        self.pid = 0
+
+    def running(self) -> tuple[bytes, int, str]:
+        """The task that it runs, its attempt and name; empty when it runs none."""
+        try:
+            note = self.running_path.read_bytes()
+        except OSError:
+            return b"", 0, ""
+        task, rest = note[:TASK_ID_BYTES], note[TASK_ID_BYTES:]
+        if not any(task):
+            return b"", 0, ""
+        name = rest[ATTEMPT_BYTES:].rstrip(b"\0").decode("utf-8", "replace")
+        return task, int.from_bytes(rest[:ATTEMPT_BYTES], "big"), name
+
+
+class Workers:
+    """All worker processes of a node; on its loop."""
+
+    def __init__(self, template: WorkerSettings, say: Say, step: Step, forward: Forward) -> None:
+        self.template = template
+        self._say = say
+        self._step = step
+        self._forward = forward
+        self._config: Config = template.config
+        self._loop = asyncio.get_running_loop()
+        self._processes: dict[str, Process] = {}
+
+    # --- commands of the machine ----------------------------------------------------------------------------------
+
+    def start(self, command: StartWorker) -> None:
+        """Have the launcher fork a worker."""
+        worker_id = command.worker_id
+        running_path = Path(self.template.store_folder, f".running-{worker_id}")
+        running_path.write_bytes(bytes(RUNNING_BYTES))
+        out_reader, out_writer = os.pipe()
+        err_reader, err_writer = os.pipe()
+        chars_max = self._config.log_line_chars_max
+        streams = Lines(out_reader, "out", chars_max), Lines(err_reader, "err", chars_max)
+        process = Process(worker_id, running_path, streams, self._config.log_lines_kept)
+        self._processes[worker_id] = process
+        for lines in streams:
+            os.set_blocking(lines.fd, False)
+            self._loop.add_reader(lines.fd, self._readable, process, lines)
+        settings = msgspec.structs.replace(self.template, worker_id=worker_id, running_path=str(running_path))
+        self._say(ForkWorker(settings), (out_writer, err_writer))
+
+    def stop(self, command: StopWorker) -> None:
+        """Have the launcher signal a worker: it alone knows that the process id is still that worker's."""
+        self._say(SignalWorker(command.worker_id, command.signal))
+
+    def check(self, command: CheckWorker) -> None:
+        """See whether the process stands still; one that is gone is told by its reaping."""
+        try:
+            text = Path(f"/proc/{command.pid}/stat").read_text()
+        except OSError:
+            return
+        state, *fields = text.rpartition(")")[2].split()
+        cpu_s = (int(fields[10]) + int(fields[11])) / CLOCK_TICKS_PER_S
+        self._step(WorkerChecked(command.worker_id, state in STOPPED_STATES, cpu_s))
+
+    # --- what the launcher tells ------------------------------------------------------------------------------------
+
+    def forked(self, word: WorkerForked) -> None:
+        """The worker has a process id."""
+        process = self._processes.get(word.worker_id)
+        if process is not None:
+            process.pid = word.pid
+
+    def reaped(self, word: WorkerReaped) -> Death | None:
+        """The worker ended: read the rest of what it printed and tell the machine."""
+        process = self._processes.pop(word.worker_id, None)
+        if process is None:
+            return None
+        for lines in list(process.open):
+            self._drain(process, lines)
+            self._close(process, lines)
+        task, attempt, _ = process.running()
+        with contextlib.suppress(OSError):
+            process.running_path.unlink()
+        death = Death(word.worker_id, self.template.host, word.pid, word.exit_code, task, attempt,
+                      "" if word.pid else "it could not be forked", tuple(process.kept))
+        self._step(WorkerEnded(death))
+        return death
+
+    # --- what they print --------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Forward all that was printed until now."""
+        for process in list(self._processes.values()):
+            for lines in list(process.open):
+                self._drain(process, lines)
+
+    def close(self) -> None:
+        """Stop reading."""
+        for process in self._processes.values():
+            for lines in list(process.open):
+                self._close(process, lines)
+
+    def _readable(self, process: Process, lines: Lines) -> None:
+        try:
+            text, _ = lines.read()
+        except (EOFError, OSError):
+            self._close(process, lines)
+            return
+        self._tell(process, lines, text)
+
+    def _drain(self, process: Process, lines: Lines) -> None:
+        more = True
+        while more:
+            try:
+                text, more = lines.read()
+            except (EOFError, OSError):
+                self._close(process, lines)
+                return
+            self._tell(process, lines, text)
+
+    def _close(self, process: Process, lines: Lines) -> None:
+        if lines not in process.open:
+            return
+        process.open.remove(lines)
+        self._loop.remove_reader(lines.fd)
+        os.close(lines.fd)
+        self._tell(process, lines, lines.last())
+
+    def _tell(self, process: Process, lines: Lines, text: list[str]) -> None:
+        if not text:
+            return
+        process.kept.extend(text)
+        name = process.running()[2] or "worker"
+        self._forward(LogLines(f"{name} pid={process.pid}", lines.stream, tuple(text)))

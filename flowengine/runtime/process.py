@@ -1,0 +1,76 @@
+"""What every process of the engine starts with: a loop, an endpoint for its messages, a way to be told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from flowengine.runtime import drive
+from flowengine.runtime.link import Endpoint, EndpointConfig, make_security
+
+if TYPE_CHECKING:
+    from flowengine.config import Config
+    from flowengine.runtime.link import BulkStream
+    from flowengine.runtime.settings import Tls
+
+OnBatch = Callable[[str, list[Any]], None]
+OnLost = Callable[[str, str], None]
+OnStream = Callable[[str, dict[str, Any], "BulkStream"], Awaitable[None]]
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a process listens, and what it shows to others."""
+
+    host: str
+    secret: bytes
+    tls: Tls | None
+    config: Config
+    port: int = 0
+
+
+def new_endpoint(place: Place, on_batch: OnBatch, on_lost: OnLost, on_stream: OnStream | None = None) -> Endpoint:
+    """An endpoint for the engine's messages, not started yet."""
+    config = place.config
+    return Endpoint(EndpointConfig(
+        secret=place.secret,
+        encode=drive.encode,
+        decode=drive.decode,
+        on_batch=on_batch,
+        on_lost=on_lost,
+        on_stream=on_stream,
+        host=place.host,
+        port=place.port,
+        security=make_security(place.tls.certificate, place.tls.key) if place.tls is not None else None,
+        unacked_bytes_max=config.link_unacked_bytes_max,
+        lost_after_s=config.link_lost_after_s,
+        ping_every_s=max(config.heartbeat_s, config.suspect_after_s / 5),
+        silent_after_s=config.suspect_after_s,
+    ))
+
+
+def run(main: Coroutine[Any, Any, int]) -> int:
+    """Run a process's main coroutine on the fastest loop there is."""
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        return runner.run(main)
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """A loop: uvloop's where that is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def end_event() -> asyncio.Event:
+    """Set when the process is told to end; SIGINT is the terminal's and means the same."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    return ended

@@ -1,0 +1,630 @@
+"""What every process that runs user code has: its machines, its endpoint, its view of the host's store, its waits.
+
+The driver's session and a worker's session are the same but for how they begin and end, and that a worker also runs
+tasks. User threads hand events to the machines themselves (under a lock), so that a call costs no change of thread;
+the loop thread reads the links.
+"""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import concurrent.futures
+import itertools
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from flowengine.config import Config
+from flowengine.core import commands as c
+from flowengine.core import messages as m
+from flowengine.core import owner_state as s
+from flowengine.core.executor import HANDLERS as EXECUTOR_HANDLERS
+from flowengine.core.executor import Executor
+from flowengine.core.ids import child_id, object_id, short
+from flowengine.core.owner import Owner
+from flowengine.errors import FlowError, GetTimeout, ObjectLost, StaleSession, unpack_error
+from flowengine.objects import codec
+from flowengine.objects.segments import Segments
+from flowengine.refs import Current, ObjectRef
+from flowengine.runtime import process
+from flowengine.runtime.drive import Drive
+from flowengine.runtime.settings import Tls
+from flowengine.runtime.values import Values
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+ANSWER_TIMEOUT_S = 3.0
+
+
+class Machines:
+    """Owner and Executor behind one door; a loss of a peer concerns both."""
+
+    def __init__(self, owner: Owner, executor: Executor | None) -> None:
+        self.owner = owner
+        self.executor = executor
+
+    def handle(self, event: Any, now: float, sender: str = "") -> list[Any]:
+        """The one door of the process."""
+        kind = type(event)
+        if self.executor is not None and kind in EXECUTOR_HANDLERS:
+            out = self.executor.handle(event, now, sender)
+            if kind is m.PeerLost:
+                out = [*out, *self.owner.handle(event, now, sender)]
+            return out
+        return self.owner.handle(event, now, sender)
+
+
+class Context:
+    """The task whose code runs here (in the driver: the program itself)."""
+
+    def __init__(self, task: bytes, name: str = "", attempt: int = 1, caller: str = "", depth: int = 0) -> None:
+        self.task = task
+        self.name = name
+        self.attempt = attempt
+        self.caller = caller
+        self.depth = depth
+        self.children = itertools.count()
+        self.choices: dict[str, itertools.count[int]] = {}
+        self.recorded: dict[tuple[str, int], bytes] = {}
+        self.noted: list[tuple[str, int, bytes]] = []
+
+    def next_choice(self, kind: str) -> int:
+        """How many choices of this kind the task made before."""
+        return next(self.choices.setdefault(kind, itertools.count()))
+
+
+class Session:
+    """The engine as one process sees it."""
+
+    role = "driver"
+
+    def __init__(self, config: Config, secret: bytes, tls: Tls | None, host: str) -> None:
+        self.config = config
+        self.host = host
+        self.dropped: deque[bytes] = deque()
+        self.streams_dropped: deque[bytes] = deque()
+        self.waits: dict[int, Callable[[], None]] = {}
+        self.waiter_ids = itertools.count(1)
+        self.questions: dict[int, concurrent.futures.Future[Any]] = {}
+        self.question_ids = itertools.count(1)
+        self.node = ""
+        self.node_id = ""
+        self.session_name = ""
+        self.head = ""
+        self.nodes_seen: tuple[m.NodeEntry, ...] = ()
+        self.context = Context(os.urandom(16))
+        self.masked = 0  # the main thread is inside of the engine: signals wait
+        self.pending_signal: BaseException | None = None
+        self.main_thread = threading.main_thread().ident
+        self.local = threading.local()
+        self.closed = False
+        self.loop = process.new_loop()
+        self.joined = concurrent.futures.Future[m.Welcome]()
+        place = process.Place(host=host, secret=secret, tls=tls, config=config)
+        self.endpoint = process.new_endpoint(place, self.on_batch, self.on_lost)
+        self.owner: Owner
+        self.executor: Executor | None = None
+        self.drive: Drive
+        self.values: Values
+        self.log_sink: Callable[[m.LogLines], None] | None = None
+        self.thread = threading.Thread(target=self._run_loop, name="flowengine-loop", daemon=True)
+
+    # --- beginning -------------------------------------------------------------------------------------------------
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def open(self, node: str) -> None:
+        """Listen, join the node, and make the machines; raises what the link raises."""
+        if not self.thread.is_alive():
+            self.thread.start()
+        asyncio.run_coroutine_threadsafe(self._open(node), self.loop).result()
+        welcome = self.joined.result(timeout=self.config.connect_timeout_s)
+        self.enter(welcome)
+
+    async def _open(self, node: str) -> None:
+        if not self.endpoint.address:
+            await self.endpoint.start()
+        self.node = node
+        owner = Owner(self.endpoint.address, node, "", self.config)
+        self.owner = owner
+        self.drive = Drive(Machines(owner, self.make_executor()), self.on_bug)
+        self.drive.attach(self.endpoint, self.loop)
+        self.drive.perform.update(self.performers())
+        await self.endpoint.connect(node)
+        self.hello()
+        self.loop.call_later(TICK_S, self._tick)
+
+    def hello(self) -> None:
+        """What the process says first to its node."""
+        self.endpoint.send(self.node, m.Joined(self.endpoint.address, os.getpid(), self.role))
+
+    def make_executor(self) -> Executor | None:
+        """A worker has one."""
+        return None
+
+    def enter(self, welcome: m.Welcome) -> None:
+        """The node has told where its store is."""
+        self.node_id = welcome.node_id
+        self.owner.node_id = welcome.node_id
+        self.session_name = welcome.session
+        self.head = welcome.head
+        pool_bytes = int(welcome.store_limit_bytes * self.config.pool_fraction)
+        self.values = Values(self, Segments(welcome.store_folder, pool_bytes))
+
+    def performers(self) -> dict[type, Callable[[Any], None]]:
+        """How this process carries commands out."""
+        return {c.Resolve: self._resolve, c.RestoreDurable: self._restore_durable}
+
+    @property
+    def address(self) -> str:
+        """Where this process listens."""
+        return self.endpoint.address
+
+    def on_bug(self, event: Any, error: BaseException) -> None:
+        """A machine failed: log it; nothing else stops."""
+        log.error("a machine failed on %.2000r", event, exc_info=error)
+
+    # --- stepping --------------------------------------------------------------------------------------------------
+
+    def step(self, event: Any) -> None:
+        """Hand an event to the machines; what was dropped by the garbage collector goes first."""
+        if _thread.get_ident() != self.main_thread:
+            if self.dropped:
+                self._drop()
+            self.drive.step(event)
+            return
+        self.masked += 1
+        try:
+            if self.dropped:
+                self._drop()
+            self.drive.step(event)
+        finally:
+            self.masked -= 1
+            if self.pending_signal is not None and not self.masked:
+                self.raise_pending()
+
+    def raise_pending(self) -> None:
+        """A signal came while the engine was at work: now is the time."""
+        error, self.pending_signal = self.pending_signal, None
+        if error is not None:
+            raise error
+
+    def _drop(self) -> None:
+        dropped, oids = self.dropped, []
+        while dropped:
+            try:
+                oids.append(dropped.popleft())
+            except IndexError:
+                break
+        if oids:
+            self.drive.step(s.RefsDropped(tuple(oids)))
+        while self.streams_dropped:
+            self.drive.step(s.StreamTaken(self.streams_dropped.popleft(), -1))
+
+    def _tick(self) -> None:
+        if self.closed:
+            return
+        if self.dropped or self.streams_dropped:
+            self._drop()
+        self.loop.call_later(TICK_S, self._tick)
+
+    def on_batch(self, peer: str, messages: list[Any]) -> None:
+        """What a peer sent: most is for the machines, some for this shell."""
+        rest: list[Any] = []
+        for message in messages:
+            handler = SHELL.get(type(message))
+            if handler is None:
+                rest.append(message)
+                continue
+            if rest:
+                self.drive.batch(peer, rest)
+                rest = []
+            handler(self, peer, message)
+        if rest:
+            self.drive.batch(peer, rest)
+
+    def on_lost(self, peer: str, reason: str) -> None:
+        """A peer is gone for good."""
+        self.drive.lost(peer, reason)
+
+    # --- waiting ---------------------------------------------------------------------------------------------------
+
+    def new_wait(self) -> tuple[int, Any]:
+        """A number for a machine's Resolve, and the lock that it releases."""
+        lock = _thread.allocate_lock()
+        lock.acquire()
+        number = next(self.waiter_ids)
+        self.waits[number] = lock.release
+        return number, lock
+
+    def block(self, number: int, lock: Any, deadline: float | None) -> bool:
+        """Wait for the lock; False when the time is over. An interrupt comes through and the wait is forgotten."""
+        try:
+            if lock.acquire(timeout=0.0002):
+                return True
+            self.going_to_block()
+            try:
+                if deadline is None:
+                    return bool(lock.acquire())
+                return bool(lock.acquire(timeout=max(0.0, deadline - time.monotonic())))
+            finally:
+                self.blocked_no_more()
+        finally:
+            if self.waits.pop(number, None) is not None:
+                self.step(s.WaiterGone(number))
+
+    def going_to_block(self) -> None:
+        """A worker gives its slot back while its task waits."""
+
+    def blocked_no_more(self) -> None:
+        """The wait is over."""
+
+    def _resolve(self, command: c.Resolve) -> None:
+        wake = self.waits.pop(command.waiter, None)
+        if wake is not None:
+            wake()
+
+    def wait_ready(self, oids: Sequence[bytes], count: int, deadline: float | None) -> bool:
+        """Wait until `count` of the objects have a value; False when the time is over."""
+        objects = self.owner.objects
+        ready = 0
+        for oid in oids:
+            if objects[oid].value is not None:
+                ready += 1
+        if ready >= count:
+            return True
+        if deadline is not None and deadline <= time.monotonic():
+            self.drive.step(s.WaiterGone(0))  # let what is queued go out
+            return False
+        number, lock = self.new_wait()
+        self.step(s.ReadyAsked(number, tuple(oids), count))
+        return self.block(number, lock, deadline)
+
+    def fetch(self, oid: bytes, deadline: float | None) -> None:
+        """Wait until the object's bytes may be in the local store, or its value has changed."""
+        number, lock = self.new_wait()
+        self.step(s.FetchAsked(number, oid))
+        if not self.block(number, lock, deadline):
+            raise GetTimeout(f"the bytes of {self.why(oid)} did not arrive in time")
+        reason = self.owner.fetch_errors.pop(oid, None)
+        if reason is not None:
+            raise self.values.store_error(reason)
+
+    # --- references ------------------------------------------------------------------------------------------------
+
+    def ref_arrived(self, oid: bytes, owner: str, heir: str) -> ObjectRef:
+        """A reference was unpickled here."""
+        ref = ObjectRef(self, oid, owner, heir)
+        via = getattr(self.local, "via", b"")
+        self.step(s.RefsMade((m.RefTo(oid, owner, heir),), via))
+        return ref
+
+    def heir(self) -> str:
+        """Who is asked about what we own when we are dead: the owner of the task that runs here."""
+        return self.context.caller
+
+    def new_child(self) -> bytes:
+        """The name of the next child of the running task."""
+        context = self.context
+        return child_id(context.task, next(context.children))
+
+    def why(self, oid: bytes) -> str:
+        """One line about an object."""
+        return self.owner.why(oid)
+
+    # --- submitting, storing, choosing -------------------------------------------------------------------------------
+
+    def submit(self, spec: m.TaskSpec, blob: bytes | None) -> None:
+        """A new task of the running code."""
+        self.step(s.Submitted(spec, blob))
+
+    def put_packed(self, packed: codec.Packed, durable: bool = False) -> ObjectRef:
+        """A new value of the running code."""
+        oid = object_id(self.new_child(), 0)
+        if durable:
+            self.values.write_durable(oid, packed)
+        value = self.values.keep(oid, packed, self.address)
+        self.step(s.ValuePut(oid, value, durable))
+        return ObjectRef(self, oid, self.address, self.heir())
+
+    def choose_ready(
+        self, oids: Sequence[bytes], count: int, limit_s: float | None, every: bool = False
+    ) -> list[bytes]:
+        """Which of the objects are ready when `count` are, or the time is over; a re-run makes the same choice."""
+        context = self.context
+        number = context.next_choice("wait")
+        before = context.recorded.get(("wait", number))
+        if before is not None:
+            chosen = [oids[index] for index in msgspec.msgpack.decode(before)]
+            self.wait_ready(chosen, len(chosen), None)
+            return chosen
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        self.wait_ready(oids, count, deadline)
+        objects = self.owner.objects
+        indices = [index for index, oid in enumerate(oids) if objects[oid].value is not None]
+        if not every:
+            indices = indices[:count]
+        self.note("wait", number, msgspec.msgpack.encode(indices))
+        return [oids[index] for index in indices]
+
+    def note(self, kind: str, number: int, payload: bytes) -> None:
+        """The running task made a choice; in the program itself nobody needs it."""
+        context = self.context
+        if context.caller:
+            context.noted.append((kind, number, payload))
+            self.step(s.Noted(context.task, kind, number, payload))
+
+    def recorded_call(self, function: Callable[[], Any]) -> Any:
+        """Run the function once per task, however often the task runs."""
+        context = self.context
+        number = context.next_choice("record")
+        before = context.recorded.get(("record", number))
+        if before is not None:
+            return codec.from_inline(before)
+        value = function()
+        self.note("record", number, codec.to_inline(codec.pack(value)))
+        return value
+
+    def commit(self) -> None:
+        """Wait until the owner of the running task has what a re-run would need."""
+        if self.context.caller:
+            self.ask(self.context.caller, "commit", scope="local", timeout_s=self.config.link_lost_after_s)
+
+    # --- getting ---------------------------------------------------------------------------------------------------
+
+    def get(self, refs: Sequence[ObjectRef], timeout: float | None, copy: bool) -> list[Any]:
+        """The values, in order; raises the first error, or GetTimeout."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        oids = [ref.oid for ref in refs]
+        distinct = list(dict.fromkeys(oids)) if len(oids) > 1 else oids
+        if not self.wait_ready(distinct, len(distinct), deadline):
+            self.time_is_over(distinct, timeout)
+        load = self.values.load
+        return [load(oid, copy, deadline) for oid in oids]
+
+    def time_is_over(self, oids: Sequence[bytes], timeout: float | None) -> None:
+        """Raise GetTimeout saying what each object waits for; an error that is there already is told instead."""
+        pending = [oid for oid in oids if self.owner.value_of(oid) is None]
+        if not pending:
+            return
+        shown = "; ".join(self.why(oid) for oid in pending[:5])
+        more = f"; and {len(pending) - 5} more" if len(pending) > 5 else ""
+        raise GetTimeout(f"{len(pending)} of {len(oids)} values are not there after {timeout:g} s: {shown}{more}")
+
+    def future_of(self, ref: ObjectRef) -> concurrent.futures.Future[Any]:
+        """A standard future of the ref's value."""
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def ready() -> None:
+            # The value is decoded off the loop thread, since unpickling is user code and may take long.
+            threading.Thread(target=fulfil, name="flowengine-future", daemon=True).start()
+
+        def fulfil() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                value = self.values.load(ref.oid, False, None)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(value)
+
+        def soon() -> None:
+            if self.is_inline(ref.oid):
+                fulfil()
+            else:
+                ready()
+
+        number = next(self.waiter_ids)
+        self.waits[number] = soon
+        self.step(s.ReadyAsked(number, (ref.oid,), 1))
+        return future
+
+    def is_inline(self, oid: bytes) -> bool:
+        """The value is small and here."""
+        return isinstance(self.owner.value_of(oid), (m.Inline, m.Failed))
+
+    def next_item(self, task: bytes, index: int) -> ObjectRef | None:
+        """The index-th item of a stream, waited for; None at its end; raises its error."""
+        record = self.owner.tasks.get(task)
+        stream = record.stream if record is not None else None
+        if stream is None:
+            return None
+        if index >= stream.count and not stream.ended:
+            number, lock = self.new_wait()
+            self.step(s.StreamAsked(number, task, index))
+            self.block(number, lock, None)
+        if index < stream.count:
+            self.step(s.StreamTaken(task, index + 1))
+            return ObjectRef(self, object_id(task, index), self.address, self.heir())
+        if stream.error is not None:
+            error = unpack_error(stream.error.error)  # type: ignore[union-attr]
+            stream.error = None
+            raise error
+        return None
+
+    # --- durable values --------------------------------------------------------------------------------------------
+
+    def _restore_durable(self, command: c.RestoreDurable) -> None:
+        def work() -> None:
+            reason = self.values.restore_durable(command.oid)
+            self.step(s.DurableBack(command.oid, self.node, reason))
+
+        threading.Thread(target=work, name="flowengine-restore", daemon=True).start()
+
+    # --- asking others ---------------------------------------------------------------------------------------------
+
+    def ask(self, to: str, topic: str, argument: Any = None, scope: str = "cluster", timeout_s: float = 5.0) -> Any:
+        """Ask a process and wait for the answer."""
+        number = next(self.question_ids)
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self.questions[number] = future
+        if self.dropped:
+            self._drop()
+        self.endpoint.send(to, m.Asked(number, topic, argument, scope))
+        try:
+            return future.result(timeout_s)
+        except concurrent.futures.TimeoutError:
+            raise FlowError(f"no answer about {topic} from {to} within {timeout_s:g} s") from None
+        finally:
+            self.questions.pop(number, None)
+
+    def answer(self, peer: str, question: m.Asked) -> None:
+        """A question from another process."""
+        topic = question.topic
+        content: Any = None
+        if topic == "stats":
+            content = dict(self.owner.counters)
+        elif topic == "stack":
+            content = {f"{self.role} {os.getpid()}": stacks()}
+        elif topic == "story":
+            content = self.story(question.argument)
+        elif topic == "commit":
+            content = True
+        self.endpoint.send(peer, m.Answered(question.request, topic, content))
+
+    def story(self, name: Any) -> list[str]:
+        """Lines about an object or task."""
+        oid = bytes.fromhex(name) if isinstance(name, str) else name
+        return [self.owner.why(oid)] if oid in self.owner.objects else []
+
+    def answered(self, peer: str, message: m.Answered) -> None:
+        """An answer came."""
+        future = self.questions.get(message.request)
+        if future is not None and not future.done():
+            future.set_result(message.content)
+
+    # --- signals ---------------------------------------------------------------------------------------------------
+
+    def interrupted(self, number: int, frame: FrameType | None) -> None:
+        """SIGINT in the main thread: at once in user code, at its end inside of the engine."""
+        if self.masked:
+            self.pending_signal = KeyboardInterrupt()
+        else:
+            raise KeyboardInterrupt
+
+    def guard_interrupts(self) -> None:
+        """Take over SIGINT where Python's own handler was."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self.interrupted)
+
+    def unguard_interrupts(self) -> None:
+        """Give SIGINT back."""
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) == self.interrupted:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    # --- ending ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End this process's part: waits fail, links close, the loop thread ends."""
+        if self.closed:
+            return
+        self.closed = True
+        if Current.session is self:
+            Current.session = None
+        for wake in list(self.waits.values()):
+            wake()
+        try:
+            asyncio.run_coroutine_threadsafe(self.endpoint.close(), self.loop).result(timeout=3)
+        except Exception:
+            log.debug("the endpoint did not close well", exc_info=True)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(timeout=3)
+        if not self.thread.is_alive():
+            self.loop.close()
+
+    def check_open(self) -> None:
+        """Raise when the session has ended meanwhile."""
+        if self.closed:
+            raise StaleSession("the session has ended")
+
+    # --- messages for the shell --------------------------------------------------------------------------------------
+
+    def welcomed(self, peer: str, message: m.Welcome) -> None:
+        """The node takes us."""
+        if not self.joined.done():
+            self.joined.set_result(message)
+
+    def space_given(self, peer: str, message: m.SpaceGiven) -> None:
+        """The node answers whether an object fits."""
+        self.values.space_given(message)
+
+    def freed(self, peer: str, message: m.ObjectFreed) -> None:
+        """Segments that this process wrote are not wanted any more."""
+        for oid in message.oids:
+            self.endpoint.send(peer, m.SegmentKept(oid, self.values.segments.free(oid.hex())), False)
+        self.endpoint.flush()
+
+    def trim(self, peer: str, message: m.PoolTrimmed) -> None:
+        """The node wants warm memory back."""
+        self.endpoint.send(peer, m.PoolTrimmed(self.values.segments.trim(message.size_bytes)))
+
+    def logged(self, peer: str, message: m.LogLines) -> None:
+        """Lines of a worker."""
+        if self.log_sink is not None:
+            self.log_sink(message)
+
+    def nodes_changed(self, peer: str, message: m.NodesChanged) -> None:
+        """Who is there."""
+        self.nodes_seen = message.nodes
+        self.drive.step(message, peer)
+
+    def ping(self, peer: str, message: m.Ping) -> None:
+        """Still here."""
+        self.endpoint.send(peer, m.Pong(message.number))
+
+    def chaos(self, peer: str, message: m.ChaosOrdered) -> None:
+        """Failure laboratory: nothing to arm in a driver."""
+
+    def at_point(self, point: str, what: bytes = b"") -> None:
+        """A named point of the failure laboratory is passed; armed in workers only."""
+
+    def goodbye(self, peer: str, message: m.Goodbye) -> None:
+        """The peer ends on purpose; its link will tell."""
+
+
+def stacks() -> list[str]:
+    """What each thread of this process does, as text."""
+    import traceback
+
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = []
+    for ident, frame in sys._current_frames().items():
+        lines = "".join(traceback.format_stack(frame))
+        found.append(f"thread {names.get(ident, '?')}\n{lines}")
+    return found
+
+
+def lost_value(oid: bytes) -> ObjectLost:
+    """The error of a value that nobody knows."""
+    return ObjectLost(f"object {short(oid)} is not known here any more")
+
+
+SHELL: dict[type, Callable[[Session, str, Any], None]] = {
+    m.Welcome: Session.welcomed,
+    m.SpaceGiven: Session.space_given,
+    m.ObjectFreed: Session.freed,
+    m.PoolTrimmed: Session.trim,
+    m.LogLines: Session.logged,
+    m.NodesChanged: Session.nodes_changed,
+    m.Asked: Session.answer,
+    m.Answered: Session.answered,
+    m.Ping: Session.ping,
+    m.ChaosOrdered: Session.chaos,
+    m.Goodbye: Session.goodbye,
+}

@@ -1,0 +1,172 @@
+"""Values in and out: small ones inside of messages, large ones in the store of the host. Shell, any thread."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+
+from flowengine.core import messages as m
+from flowengine.core.ids import short
+from flowengine.errors import EngineBug, FlowError, OutOfDisk, StoreFull, TaskError, traceback_text, unpack_error
+from flowengine.objects import codec
+from flowengine.objects.segments import Segments
+from flowengine.refs import ObjectRef
+
+if TYPE_CHECKING:
+    from flowengine.runtime.session import Session
+
+STORE_ERRORS: dict[str, type[FlowError]] = {"StoreFull": StoreFull, "OutOfDisk": OutOfDisk}
+
+
+class Values:
+    """Packs and unpacks values for one session, over its host's segments."""
+
+    def __init__(self, session: Session, segments: Segments) -> None:
+        self.session = session
+        self.segments = segments
+        self.requests = itertools.count(1)
+        self.asked: dict[int, Future[m.SpaceGiven]] = {}
+        self.durable_url = ""
+
+    # --- out ---------------------------------------------------------------------------------------------------------
+
+    def load(self, oid: bytes, copy: bool = False, deadline: float | None = None) -> Any:
+        """The value of an object that is ready; raises its error, or the one that unpickling raised."""
+        session = self.session
+        while True:
+            value = session.owner.value_of(oid)
+            kind = type(value)
+            if kind is m.Inline:
+                return self.unpacked(oid, value.blob, None, copy)
+            if kind is m.Failed:
+                raise unpack_error(value.error)
+            if kind is m.Stored:
+                view = self.segments.open(oid.hex())
+                if view is not None:
+                    return self.unpacked(oid, b"", view, copy)
+            session.check_open()
+            if oid not in session.owner.objects:
+                raise EngineBug(f"object {short(oid)} is read though nothing refers to it")
+            session.fetch(oid, deadline)
+
+    def unpacked(self, oid: bytes, blob: bytes, view: memoryview | None, copy: bool = False) -> Any:
+        """Unpickle; references inside are kept alive by the object until their owners know about us."""
+        local = self.session.local
+        before = getattr(local, "via", b"")
+        local.via = oid
+        try:
+            if view is not None:
+                return codec.read_object(view, copy)
+            return codec.from_inline(blob, copy)
+        except FlowError:
+            raise
+        except Exception as error:
+            name = f"reading {short(oid)}" if oid else "reading arguments"
+            raise TaskError.wrap(error, traceback_text(error), name) from error
+        finally:
+            local.via = before
+
+    # --- in ----------------------------------------------------------------------------------------------------------
+
+    def keep(self, oid: bytes, packed: codec.Packed, owner: str) -> m.Value:
+        """The value as it is kept: inline, or stored on this host. Raises StoreFull, OutOfDisk."""
+        contained = tuple([ref.to() for ref in packed.refs if isinstance(ref, ObjectRef)]) if packed.refs else ()
+        if packed.nbytes <= self.session.config.inline_bytes_max:
+            return m.Inline(codec.to_inline(packed), contained)
+        return self.store(oid, packed, owner, contained)
+
+    def store(self, oid: bytes, packed: codec.Packed, owner: str, contained: tuple[m.RefTo, ...] = ()) -> m.Stored:
+        """Write a packed value into a segment of its own and tell the node."""
+        nbytes = codec.layout_bytes(packed)
+        self.ask_space(nbytes)
+        session = self.session
+        try:
+            segment = self.segments.create(oid.hex(), nbytes)
+            try:
+                codec.write_object(segment.view, packed, oid.hex().encode())
+            except BaseException:
+                segment.abort()
+                raise
+            session.at_point("object.before_seal", oid)
+            segment.seal()
+        except BaseException:
+            session.endpoint.send(session.node, m.SpaceReturned(nbytes))
+            raise
+        session.endpoint.send(session.node, m.ObjectSealed(oid, nbytes, owner))
+        return m.Stored(nbytes, (session.node,), contained)
+
+    def ask_space(self, nbytes: int) -> None:
+        """Wait until the node has room; raises StoreFull or OutOfDisk when there will be none."""
+        session = self.session
+        number = next(self.requests)
+        future: Future[m.SpaceGiven] = Future()
+        self.asked[number] = future
+        try:
+            if session.dropped:
+                session._drop()  # what is not needed any more makes room first
+            session.endpoint.send(session.node, m.SpaceAsked(number, nbytes))
+            given = future.result()
+        finally:
+            self.asked.pop(number, None)
+        if not given.granted:
+            raise STORE_ERRORS.get(given.kind, StoreFull)(given.reason)
+
+    def space_given(self, message: m.SpaceGiven) -> None:
+        """The node's answer."""
+        future = self.asked.get(message.request)
+        if future is None:
+            if message.granted:
+                return
+        elif not future.done():
+            future.set_result(message)
+
+    def node_moved(self) -> None:
+        """The node that was asked is gone: its answers will not come."""
+        for future in list(self.asked.values()):
+            if not future.done():
+                future.set_result(m.SpaceGiven(0, False, "StoreFull", "the node of this host was restarted meanwhile"))
+
+    def store_error(self, reason: str) -> FlowError:
+        """The error of a node's reason text, which begins with its kind."""
+        kind, _, text = reason.partition(": ")
+        return STORE_ERRORS.get(kind, StoreFull)(text or reason)
+
+    # --- durable values ------------------------------------------------------------------------------------------------
+
+    def durable_file(self, oid: bytes) -> tuple[Any, str]:
+        """File system and path of a durable value."""
+        fs, path = fsspec.core.url_to_fs(self.durable_url)
+        return fs, f"{path}/{oid.hex()}"
+
+    def write_durable(self, oid: bytes, packed: codec.Packed) -> None:
+        """Write the value to durable storage; complete or not at all."""
+        fs, path = self.durable_file(oid)
+        fs.makedirs(os.path.dirname(path), exist_ok=True)
+        nbytes = codec.layout_bytes(packed)
+        view = memoryview(bytearray(nbytes))
+        codec.write_object(view, packed, oid.hex().encode())
+        part = f"{path}.part-{os.getpid()}-{threading.get_ident()}-{time.monotonic_ns()}"
+        with fs.open(part, "wb") as file:
+            file.write(view)
+        fs.mv(part, path)
+
+    def restore_durable(self, oid: bytes) -> str:
+        """Bring a durable value back into the local store; the reason when that fails."""
+        fs, path = self.durable_file(oid)
+        try:
+            with fs.open(path, "rb") as file:
+                blob = file.read()
+            self.ask_space(len(blob))
+            segment = self.segments.create(oid.hex(), len(blob))
+            segment.view[:] = blob
+            segment.seal()
+        except (OSError, FlowError) as error:
+            return f"its durable copy could not be read: {error}"
+        self.session.endpoint.send(self.session.node, m.ObjectSealed(oid, len(blob), self.session.address))
+        return ""

@@ -1,0 +1,389 @@
+"""A worker process: user code runs in the main thread, one task at a time; what it submits is owned here."""
+
+from __future__ import annotations
+
+import _thread
+import itertools
+import mmap
+import os
+import queue
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import cloudpickle
+
+from flowengine.chaos.arms import Arms
+from flowengine.core import commands as c
+from flowengine.core import messages as m
+from flowengine.core import owner_state as s
+from flowengine.core.executor import Executor, ItemMade, TaskBlocked, TaskEnded
+from flowengine.core.ids import object_id, short
+from flowengine.errors import (
+    BadValue,
+    FlowError,
+    ObjectLost,
+    OutOfDisk,
+    StoreFull,
+    TaskCancelled,
+    TaskTimeout,
+    pack_error,
+    traceback_text,
+)
+from flowengine.objects import codec
+from flowengine.refs import Current, ObjectRef
+from flowengine.runtime.session import Context, Session
+from flowengine.runtime.settings import WorkerSettings
+from flowengine.slots import Slot, fill_slots
+
+FUNCTIONS_KEPT_MAX = 1_000
+INTERRUPT_SIGNAL = signal.SIGUSR1
+RUNNING_BYTES = 20
+
+
+class WorkerSession(Session):
+    """The engine inside of a worker."""
+
+    role = "worker"
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        super().__init__(settings.config, settings.secret, settings.tls, settings.host)
+        self.settings = settings
+        self.jobs: queue.SimpleQueue[c.RunTask | None] = queue.SimpleQueue()
+        self.blobs: dict[bytes, bytes] = {}
+        self.functions: dict[bytes, tuple[Callable[..., Any], list[ObjectRef]]] = {}
+        self.in_user_code = False
+        self.stop_kind = ""
+        self.stream_taken = 0
+        self.stream_moved: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.arms = Arms(os.path.join(settings.store_folder, "chaos"))
+        self.running_note = open_note(settings.running_path)
+
+    def make_executor(self) -> Executor:
+        """What runs here and when."""
+        self.executor = Executor(self.endpoint.address, self.node, self.settings.worker_id)
+        return self.executor
+
+    def hello(self) -> None:
+        """A worker introduces itself by its number."""
+        self.endpoint.send(self.node, m.Joined(self.endpoint.address, os.getpid(), self.role))
+
+    def performers(self) -> dict[type, Callable[[Any], None]]:
+        """How this process carries commands out."""
+        return {
+            **super().performers(),
+            c.RunTask: self.jobs.put,
+            c.KeepFunction: self.keep_function,
+            c.Interrupt: self.interrupt,
+            c.CancelChildren: self.cancel_children,
+            c.StreamGo: self.stream_go,
+            c.DropResults: self.drop_results,
+        }
+
+    def enter(self, welcome: m.Welcome) -> None:
+        """The store is known: ready for tasks."""
+        super().enter(welcome)
+        Current.session = self
+        self.values.durable_url = f"file://{self.settings.state_dir}/durable"
+        started = m.WorkerStarted(self.settings.worker_id, os.getpid(), self.endpoint.address)
+        self.endpoint.send(self.node, started)
+
+    def on_lost(self, peer: str, reason: str) -> None:
+        """Without its node a worker has no purpose."""
+        if peer == self.node:
+            os._exit(0)
+        super().on_lost(peer, reason)
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    def keep_function(self, command: c.KeepFunction) -> None:
+        """Remember a pickled function; unpickled when it is first called."""
+        self.blobs[command.function] = command.blob
+        if len(self.blobs) > FUNCTIONS_KEPT_MAX and self.executor is not None:
+            oldest = next(iter(self.blobs))
+            del self.blobs[oldest]
+            self.functions.pop(oldest, None)
+            self.executor.functions.pop(oldest, None)
+
+    def interrupt(self, command: c.Interrupt) -> None:
+        """Have the main thread raise, if it still runs that attempt."""
+        context = self.context
+        if context.task == command.task:
+            self.stop_kind = command.kind
+            signal.pthread_kill(self.main_thread or 0, INTERRUPT_SIGNAL)
+            self.stream_moved.put(-1)
+
+    def on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        """The signal, in the main thread."""
+        if not self.stop_kind or not self.in_user_code:
+            return
+        name = f"task {self.context.name} {short(self.context.task)}"
+        error: FlowError
+        if self.stop_kind == "timeout":
+            error = TaskTimeout(f"{name} ran longer than its time limit")
+        else:
+            error = TaskCancelled(f"{name} was cancelled while it ran")
+        if self.masked:
+            self.pending_signal = error
+        else:
+            self.stop_kind = ""
+            raise error
+
+    def cancel_children(self, command: c.CancelChildren) -> None:
+        """What the running task submitted is not wanted."""
+        self.drive.step(s.ParentEnded(command.task, True))
+
+    def stream_go(self, command: c.StreamGo) -> None:
+        """The reader has taken items of the running stream."""
+        self.stream_moved.put(command.items)
+
+    def drop_results(self, command: c.DropResults) -> None:
+        """Results whose owner is gone."""
+        self.endpoint.send(self.node, m.ObjectFreed(command.oids))
+
+    def going_to_block(self) -> None:
+        """The task waits: its slot is free for others (its children, perhaps)."""
+        if self.in_user_code and self.main_thread == _thread.get_ident():
+            self.step(TaskBlocked(True))
+
+    def blocked_no_more(self) -> None:
+        """It goes on."""
+        if self.in_user_code and self.main_thread == _thread.get_ident():
+            self.step(TaskBlocked(False))
+
+    # --- running -----------------------------------------------------------------------------------------------------
+
+    def work(self) -> None:
+        """The main thread's life."""
+        signal.signal(INTERRUPT_SIGNAL, self.on_interrupt)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        while True:
+            job = self.jobs.get()
+            if job is None:
+                return
+            push = job.push
+            note_running(self.running_note, push.spec.id, push.attempt)
+            answer = Run(self, push, job.caller).answer()
+            note_running(self.running_note, b"", 0)
+            self.step(TaskEnded(push.spec.id, push.attempt, answer))
+
+    def function(self, name: bytes) -> Callable[..., Any]:
+        """The function behind a name."""
+        found = self.functions.get(name)
+        if found is None:
+            packed = self.blobs[name]
+            found = self.functions[name] = (self.values.unpacked(b"", packed, None), [])
+        return found[0]
+
+    def answer(self, peer: str, question: m.Asked) -> None:
+        """Questions about this worker; `arm` arms a named point of the failure laboratory."""
+        if question.topic == "arm":
+            self.arms.add(question.argument)
+        super().answer(peer, question)
+
+    def at_point(self, point: str, what: bytes = b"") -> None:
+        """A named point of the failure laboratory is passed."""
+        if self.arms.points:
+            self.arms.passed(point, self.context.name, self.context.task.hex())
+
+
+class Run:
+    """One attempt of one task in the main thread."""
+
+    def __init__(self, session: WorkerSession, push: m.PushTask, caller: str) -> None:
+        self.session = session
+        self.push = push
+        self.spec = push.spec
+        self.caller = caller
+        self.began_us = 0
+        self.items = 0
+        self.given: tuple[bytes, ...] = ()
+
+    def answer(self) -> m.TaskDone | m.TaskFailed:
+        """Run it and say how it went; never raises."""
+        session, spec, push = self.session, self.spec, self.push
+        context = Context(spec.id, spec.name, push.run, self.caller, spec.depth + 1)
+        for kind, number, payload in push.recorded:
+            context.recorded[kind, number] = payload
+        session.context = context
+        session.owner.depth = spec.depth + 1
+        session.stop_kind = ""
+        self.began_us = time.monotonic_ns() // 1000
+        try:
+            session.drive.step(s.ParentBegan(spec.id, self.caller, push.attempt, push.children))
+            return self.done(self.run())
+        except BaseException as error:
+            return self.failed(error)
+        finally:
+            session.in_user_code = False
+            session.pending_signal = None
+            session.stop_kind = ""
+
+    def run(self) -> tuple[m.Value, ...]:
+        session, spec = self.session, self.spec
+        session.at_point("task.before_run")
+        function = session.function(spec.function)
+        session.in_user_code = True
+        try:
+            args, kwargs = self.arguments()
+            result = function(*args, **kwargs)
+            if spec.num_returns < 0:
+                return self.stream(result)
+        finally:
+            session.in_user_code = False
+        session.at_point("task.after_run")
+        return self.pack(result)
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments with the values of references in their slots."""
+        spec, push, session = self.spec, self.push, self.session
+        if not spec.args and not push.values:
+            return (), {}
+        refs = spec.deps if spec.args_object is None else (*spec.deps, spec.args_object)
+        if refs:
+            session.step(s.InputsGiven(refs, push.values))
+            self.given = tuple([ref.oid for ref in refs])
+        values = [session.values.load(ref.oid) for ref in refs]
+        if spec.args_object is not None:
+            args, kwargs = values.pop()
+        elif spec.args:
+            args, kwargs = session.values.unpacked(b"", spec.args, None)
+        else:
+            args, kwargs = tuple([Slot(0)]), {}
+        return fill_slots(args, kwargs, values)
+
+    def pack(self, result: Any) -> tuple[m.Value, ...]:
+        spec = self.spec
+        if spec.num_returns == 1:
+            return (self.pack_one(0, result),)
+        if spec.num_returns == 0:
+            return ()
+        results = as_results(result, spec.num_returns, spec.name)
+        return tuple([self.pack_one(index, value) for index, value in enumerate(results)])
+
+    def pack_one(self, index: int, value: Any) -> m.Value:
+        session = self.session
+        made = session.values.keep(object_id(self.spec.id, index), codec.pack(value), self.caller)
+        if not isinstance(made, m.Failed) and made.contained:
+            session.step(s.Exported(made.contained, self.caller))
+        return made
+
+    def stream(self, made: Any) -> tuple[m.Value, ...]:
+        """Send what the generator yields; wait when the reader is far behind."""
+        session, spec, push = self.session, self.spec, self.push
+        if not isinstance(made, Iterator):
+            made = iter(made)
+        taken = push.stream_have
+        moved = session.stream_moved
+        while not moved.empty():
+            moved.get()
+        for index in itertools.count():
+            try:
+                value = next(made)
+            except StopIteration:
+                break
+            if index < push.stream_have:
+                continue
+            session.in_user_code = False
+            item = m.StreamItem(spec.id, push.attempt, index, self.pack_one(index, value))
+            session.step(ItemMade(item))
+            session.in_user_code = True
+            while not moved.empty():
+                taken = max(taken, moved.get())
+            while index + 1 - taken >= session.config.stream_items_max:
+                news = moved.get()
+                if news < 0:
+                    raise TaskCancelled(f"nobody reads the stream of {spec.name} any more")
+                taken = max(taken, news)
+        self.items = index
+        return ()
+
+    def done(self, values: tuple[m.Value, ...]) -> m.TaskDone:
+        self.leave(False)
+        session = self.session
+        context = session.context
+        recorded = (*self.push.recorded, *context.noted) if context.noted or self.push.recorded else ()
+        items = self.items if self.spec.num_returns < 0 else 0
+        return m.TaskDone(
+            self.spec.id, self.push.attempt, values, self.run_us(), session.owner.still_held(), recorded, items,
+            self.began_us,
+        )
+
+    def failed(self, error: BaseException) -> m.TaskFailed:
+        self.session.in_user_code = False
+        kind, retry = "task", False
+        if isinstance(error, TaskCancelled) and self.session.executor is not None and self.session.executor.stopping:
+            kind = "cancelled"
+        elif isinstance(error, (StoreFull, OutOfDisk)):
+            kind = "store"
+        elif not isinstance(error, (ObjectLost, FlowError)) or isinstance(error, Exception):
+            retry = self.is_retried(error)
+        blob = pack_error(error, self.spec.name, traceback_text(error))
+        error.__traceback__ = None
+        self.leave(True)
+        held = self.session.owner.still_held()
+        return m.TaskFailed(
+            self.spec.id, self.push.attempt, blob, kind, retry, self.run_us(), held, began_us=self.began_us
+        )
+
+    def is_retried(self, error: BaseException) -> bool:
+        wanted = self.spec.retry_exceptions
+        if not wanted or not isinstance(error, Exception):
+            return False
+        if wanted == b"*":
+            return True
+        try:
+            return isinstance(error, tuple(cloudpickle.loads(wanted)))
+        except Exception:
+            return False
+
+    def leave(self, cancel: bool) -> None:
+        session = self.session
+        if self.given:
+            session.dropped.extend(self.given)
+        if session.dropped:
+            session._drop()
+        session.drive.step(s.ParentEnded(self.spec.id, cancel))
+
+    def run_us(self) -> int:
+        return time.monotonic_ns() // 1000 - self.began_us
+
+
+def as_results(result: Any, count: int, name: str) -> list[Any]:
+    """What a task with several returns gave, as so many values; a wrong number is the caller's mistake."""
+    try:
+        results = list(result) if not isinstance(result, (dict, str, bytes)) else None
+    except TypeError:
+        results = None
+    if results is None:
+        raise BadValue(f"{name} must return {count} values (num_returns={count}), not {type(result).__name__}")
+    if len(results) != count:
+        raise BadValue(f"{name} must return {count} values (num_returns={count}), not {len(results)}")
+    return results
+
+
+def open_note(path: str) -> mmap.mmap:
+    """The small file where the worker notes what it runs, so that its node can tell after a crash."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.ftruncate(descriptor, RUNNING_BYTES)
+        return mmap.mmap(descriptor, RUNNING_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def note_running(note: mmap.mmap, task: bytes, attempt: int) -> None:
+    """Write id and attempt; 20 zero bytes: nothing runs."""
+    note[:] = (task or bytes(16)) + attempt.to_bytes(4, "big")
+
+
+def main(settings: WorkerSettings) -> int:
+    """The life of a worker process."""
+    sys.setswitchinterval(0.001)
+    session = WorkerSession(settings)
+    session.open(settings.node)
+    session.work()
+    return 0

@@ -1,0 +1,64 @@
+"""The head as a process of its own, and its journal file."""
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+from flowengine.runtime.connection import read_connection
+from flowengine.runtime.head import JournalFile
+from tests.runtime.kit import PROJECT, gone
+
+
+def test_rows_are_there_after_the_end(tmp_path):
+    faults = []
+    path = tmp_path / "state" / "journal.sqlite"
+    journal = JournalFile(path, faults.append)
+    assert journal.open() == {}
+    journal.write((("a", b"1"), ("b", b"2")))
+    journal.write((("a", None), ("c", b"3"), ("b", b"4")))
+    journal.write((("d", b"5"), ("d", None)))
+    journal.close()
+    again = JournalFile(path, faults.append)
+    assert again.open() == {"b": b"4", "c": b"3"}
+    again.close()
+    assert faults == []
+    assert os.stat(path).st_mode & 0o077 == 0
+
+
+def test_a_head_that_was_killed_is_found_under_the_same_address(tmp_path):
+    code = textwrap.dedent("""
+        import os, sys
+        from flowengine.runtime.connection import head_settings
+        from flowengine.runtime.launcher import run_head
+        from flowengine.runtime import head
+        announce = head.HeadShell._announce
+        def announce_and_tell(self):
+            announce(self)
+            os.write(1, b"listens\\n")
+        head.HeadShell._announce = announce_and_tell
+        sys.exit(run_head(head_settings("127.0.0.1", sys.argv[1], sys.argv[2], tls=False)))
+    """)
+    file = tmp_path / "cluster.json"
+
+    def start():
+        child = subprocess.Popen([sys.executable, "-c", code, str(file), str(tmp_path / "state")], cwd=PROJECT,
+                                 stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(PROJECT)})
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"listens\n"
+        return child, read_connection(file)
+
+    def end(child, number):
+        child.send_signal(number)
+        status = child.wait(timeout=20)
+        child.stdout.close()
+        return status
+
+    first, before = start()
+    assert end(first, signal.SIGKILL) == -signal.SIGKILL
+    second, after = start()
+    assert after == before
+    assert end(second, signal.SIGTERM) == 0
+    assert gone([second.pid])

@@ -1,0 +1,502 @@
+"""Segments: sealed at once, reused only when nobody reads, safe between processes, never a bus error, swept."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from flowengine.errors import StoreFull
+from flowengine.objects import codec, segments
+from flowengine.objects.segments import Segments
+
+KIB, MIB = 1 << 10, 1 << 20
+
+READER = """
+import sys
+from flowengine.objects.segments import Segments
+view = Segments(sys.argv[1], 0).open(sys.argv[2])
+print("none" if view is None else "held", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[str]:
+    path = tempfile.mkdtemp(dir="/dev/shm", prefix="flowengine-test-")
+    yield path
+    shutil.rmtree(path)
+
+
+def put(store: Segments, name: str, value: object) -> int:
+    """The inode that the object lies in."""
+    packed = codec.pack(value)
+    segment = store.create(name, packed.nbytes)
+    codec.write_object(segment.view, packed, name.encode())
+    segment.seal()
+    return os.stat(store.path(name)).st_ino
+
+
+def value_of(store: Segments, name: str) -> object:
+    view = store.open(name)
+    assert view is not None
+    return codec.read_object(view)
+
+
+@contextlib.contextmanager
+def reader(folder: str, name: str, says: str = "held") -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", READER, folder, name], stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == says
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def files(folder: str) -> int:
+    return len(os.listdir(folder))
+
+
+# ---------------------------------------------------------------- one process
+
+
+def test_an_object_is_seen_when_it_is_sealed_and_not_before(folder: str) -> None:
+    store, other = Segments(folder, MIB), Segments(folder, MIB)
+    packed = codec.pack(np.arange(1000))
+    segment = store.create("a", packed.nbytes)
+    codec.write_object(segment.view, packed, b"a")
+    assert len(segment.view) == packed.nbytes
+    assert not other.exists("a")
+    assert (other.open("a"), other.size("a")) == (None, None)
+    segment.seal()
+    assert other.exists("a")
+    assert other.size("a") == packed.nbytes
+    view = other.open("a")
+    assert view is not None
+    assert view.readonly
+    assert len(view) == packed.nbytes
+    np.testing.assert_array_equal(codec.read_object(view), np.arange(1000))
+
+
+def test_aborted_room_is_given_back(folder: str) -> None:
+    store = Segments(folder, MIB)
+    store.create("a", 1000).abort()
+    assert files(folder) == 0
+
+
+def test_a_freed_segment_is_warm_for_the_next_of_its_class(folder: str) -> None:
+    store = Segments(folder, 10 * MIB)
+    first = put(store, "a", np.zeros(100_000))
+    kept_bytes = store.free("a")
+    assert kept_bytes == store.pool_bytes >= 800_000
+    assert not store.exists("a")
+    assert put(store, "b", np.ones(100_000)) == first
+    assert store.pool_bytes == 0
+    assert value_of(store, "b")[5] == 1
+
+
+def test_a_segment_that_is_read_is_not_reused_until_the_last_view_is_gone(folder: str) -> None:
+    store = Segments(folder, 10 * MIB)
+    first = put(store, "a", np.zeros(100_000))
+    part = value_of(store, "a")[10:20]
+    store.free("a")
+    assert put(store, "b", np.ones(100_000)) != first
+    assert part.sum() == 0
+    del part
+    gc.collect()
+    assert put(store, "c", np.ones(100_000)) == first
+
+
+def test_what_is_over_the_pool_or_was_made_elsewhere_is_given_back(folder: str) -> None:
+    store, other = Segments(folder, MIB), Segments(folder, MIB)
+    put(store, "large", np.zeros(1 << 18))
+    assert store.free("large") == 0
+    put(store, "a", np.zeros(1 << 14))
+    assert other.free("a") == 0
+    assert store.free("a") == 0
+    assert store.free("never") == 0
+    assert files(folder) == 0
+
+
+def test_a_copy_sealed_elsewhere_under_the_same_name_is_not_taken_for_our_own(folder: str) -> None:
+    store, other = Segments(folder, MIB), Segments(folder, MIB)
+    put(store, "a", np.zeros(1 << 14))
+    put(other, "a", np.ones(1 << 14))
+    assert value_of(store, "a")[0] == 1
+    assert store.free("a") == 0
+    assert store.pool_bytes == 0
+    assert files(folder) == 0
+    put(store, "a", np.zeros(1 << 14))
+    put(store, "a", np.ones(1 << 14))
+    assert value_of(store, "a")[0] == 1
+
+
+def test_one_mapping_serves_all_readers_of_an_object_in_a_process(folder: str) -> None:
+    store = Segments(folder, MIB)
+    put(store, "a", np.arange(1 << 14))
+    x, y = value_of(store, "a"), value_of(store, "a")
+    assert np.shares_memory(x, y)
+    store.free("a")
+    assert store.open("a") is None
+    put(store, "a", np.zeros(1 << 14))
+    assert value_of(store, "a")[9] == 0
+    assert x[9] == y[9] == 9
+
+
+def test_trim_and_close_give_the_pool_back_and_leave_the_objects(folder: str) -> None:
+    store = Segments(folder, 10 * MIB)
+    for name in ("a", "b", "c"):
+        put(store, name, np.zeros(1 << 15))
+    put(store, "stays", np.full(1 << 15, 7))
+    one, _, _ = (store.free(name) for name in ("a", "b", "c"))
+    assert store.trim(1) == one
+    assert store.pool_bytes == 2 * one
+    store.close()
+    assert store.pool_bytes == 0
+    assert os.listdir(folder) == ["stays"]
+    assert value_of(store, "stays")[0] == 7
+    assert store.free("stays") == 0
+
+
+def test_a_reader_that_opened_before_the_reuse_sees_that_it_is_another_object(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = Segments(folder, 10 * MIB), Segments(folder, 10 * MIB)
+    put(store, "a", np.zeros(1 << 14))
+    lock = fcntl.flock
+
+    def recycled_first(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        store.free("a")
+        put(store, "b", np.ones(1 << 14))
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", recycled_first)
+    assert other.open("a") is None
+    assert value_of(other, "b")[0] == 1
+
+
+def test_a_reader_that_opened_before_the_reuse_does_not_wait_for_the_writer(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = Segments(folder, 10 * MIB), Segments(folder, 10 * MIB)
+    put(store, "a", np.zeros(1 << 14))
+    lock = fcntl.flock
+    writing = []
+
+    def recycled_first(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        store.free("a")
+        writing.append(store.create("b", (1 << 17) + 200))
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", recycled_first)
+    assert other.open("a") is None
+    writing[0].abort()
+
+
+def test_what_was_in_a_reused_segment_is_never_taken_for_an_object(folder: str) -> None:
+    store = Segments(folder, MIB)
+    put(store, "a", np.zeros(1 << 14))
+    store.free("a")
+    store.create("a", (1 << 17) + 200).seal()
+    assert store.open("a") is None
+    assert store.size("a") is None
+
+
+def test_no_room_is_an_error_with_sizes_and_path(folder: str) -> None:
+    store = Segments(folder, MIB)
+    system = os.statvfs(folder)
+    with pytest.raises(StoreFull, match=rf"MiB in {folder}: .* MiB of .* MiB"):
+        store.create("a", system.f_frsize * system.f_blocks + MIB)
+    assert files(folder) == 0
+
+
+def test_a_full_file_system_takes_the_pool_first(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Segments(folder, 10 * MIB)
+    put(store, "a", np.zeros(1 << 15))
+    store.free("a")
+    allocate = os.posix_fallocate
+
+    def full_while_pooled(descriptor: int, offset: int, nbytes: int) -> None:
+        if store.pool_bytes:
+            raise OSError(28, "No space left on device")
+        allocate(descriptor, offset, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", full_while_pooled)
+    put(store, "b", np.zeros(1 << 17))
+    assert os.listdir(folder) == ["b"]
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "../a", "a\0"])
+def test_names_stay_in_the_folder(folder: str, name: str) -> None:
+    store = Segments(folder, MIB)
+    for call in (store.open, store.exists, store.size, store.free):
+        with pytest.raises(ValueError, match="cannot name"):
+            call(name)
+    with pytest.raises(ValueError, match="cannot name"):
+        store.create(name, 1)
+
+
+def test_more_objects_than_kept_mappings(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "KEPT_MAPPINGS_MAX", 4)
+    store = Segments(folder, 10 * MIB)
+    before = len(os.listdir("/proc/self/fd"))
+    first = [put(store, f"a{i}", np.full(1 << 12, i)) for i in range(20)]
+    assert len(os.listdir("/proc/self/fd")) <= before + 4
+    for i in range(20):
+        assert store.free(f"a{i}") > 0
+    assert sorted(put(store, f"b{i}", np.full(1 << 12, -i)) for i in range(20)) == sorted(first)
+    assert [value_of(store, f"b{i}")[7] for i in range(20)] == [-i for i in range(20)]
+
+
+def test_threads_share_one_store(folder: str) -> None:
+    store = Segments(folder, 4 * MIB)
+    faults: list[object] = []
+
+    def work(thread: int) -> None:
+        for i in range(40):
+            name, number = f"t{thread}-{i}", thread * 1000 + i
+            put(store, name, np.full(1 << 13, number))
+            y = value_of(store, name)
+            store.free(name)
+            if (y != number).any():
+                faults.append((name, y))
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert store.pool_bytes <= 4 * MIB
+    store.close()
+    assert files(folder) == 0
+
+
+# ---------------------------------------------------------------- several processes
+
+
+def test_a_reader_in_another_process_keeps_the_segment_until_it_is_killed(folder: str) -> None:
+    store = Segments(folder, 10 * MIB)
+    first = put(store, "a", np.zeros(1 << 15))
+    with reader(folder, "a") as process:
+        store.free("a")
+        assert put(store, "b", np.ones(1 << 15)) != first
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert put(store, "c", np.ones(1 << 15)) == first
+    with reader(folder, "a", says="none"):
+        pass
+
+
+def test_a_child_of_a_fork_neither_reuses_nor_loses_what_its_parent_made(folder: str) -> None:
+    store = Segments(folder, 10 * MIB)
+    warm = put(store, "a", np.zeros(1 << 15))
+    held = put(store, "held", np.full(1 << 15, 4))
+    store.free("a")
+    x = value_of(store, "held")
+    pid = os.fork()
+    if pid == 0:
+        good = put(store, "b", np.ones(1 << 15)) not in (warm, held) and x[0] == 4
+        store.free("b")
+        store.close()
+        os._exit(0 if good else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert store.free("held") > 0
+    assert put(store, "c", np.ones(1 << 15)) == warm
+    assert put(store, "d", np.ones(1 << 15)) != held
+    assert x[0] == 4
+
+
+def test_what_a_killed_writer_left_is_reaped(folder: str) -> None:
+    store = Segments(folder, MIB)
+    pid = os.fork()
+    if pid == 0:
+        put(store, "sealed", np.full(1 << 12, 3))
+        put(store, "warm", np.zeros(1 << 13))
+        store.free("warm")
+        segment = store.create("unfinished", MIB)
+        segment.view[0] = 1
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert files(folder) == 3
+    assert store.reap(pid) == 2
+    assert os.listdir(folder) == ["sealed"]
+    assert value_of(store, "sealed")[0] == 3
+
+
+# ---------------------------------------------------------------- session folders
+
+
+@pytest.fixture
+def base(tmp_path: pathlib.Path) -> pathlib.Path:
+    return tmp_path / f"flowengine-{os.getuid()}"
+
+
+def gone_pid() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+def test_session_folders_are_private(tmp_path: pathlib.Path, base: pathlib.Path) -> None:
+    folder = segments.session_folder("s1", os.getpid(), str(tmp_path))
+    assert folder == str(base / f"s1-{os.getpid()}")
+    assert segments.session_folder("s1", os.getpid(), str(tmp_path)) == folder
+    base.chmod(0o755)
+    segments.session_folder("s2", os.getpid(), str(tmp_path))
+    for path in (base, base / f"s1-{os.getpid()}"):
+        assert path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_could_be_someone_elses_is_refused(
+    tmp_path: pathlib.Path, base: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    base.symlink_to(tmp_path / "elsewhere")
+    for call in (lambda: segments.session_folder("s", 1, str(tmp_path)), lambda: segments.sweep(str(tmp_path))):
+        with pytest.raises(PermissionError, match="not a folder"):
+            call()
+    base.unlink()
+    other = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: other)
+    (tmp_path / f"flowengine-{other}").mkdir()
+    with pytest.raises(PermissionError, match="belongs to user"):
+        segments.session_folder("s", 1, str(tmp_path))
+
+
+def test_sweep_removes_what_dead_processes_left_and_nothing_else(tmp_path: pathlib.Path, base: pathlib.Path) -> None:
+    root = str(tmp_path)
+    assert segments.sweep(root) == []
+    alive = segments.session_folder("alive", os.getpid(), root)
+    dead = segments.session_folder("dead", gone_pid(), root)
+    again = segments.session_folder("pid-used-again", os.getpid(), root)
+    space = os.readlink("/proc/self/ns/pid")
+    pathlib.Path(again, segments.OWNER_FILE).write_text(f"1 {space}")
+    foreign = segments.session_folder("other-container", gone_pid(), root)
+    pathlib.Path(foreign, segments.OWNER_FILE).write_text("1 pid:[1]")
+    young = base / f"young-{os.getpid()}"
+    young.mkdir()
+    unowned = base / f"unowned-{gone_pid()}"
+    unowned.mkdir()
+    (base / "note").mkdir()
+    pathlib.Path(dead, "object").write_bytes(b"x" * 100)
+    assert segments.sweep(root) == sorted([dead, again, str(unowned)])
+    assert sorted(os.listdir(base)) == sorted(
+        [os.path.basename(alive), os.path.basename(foreign), young.name, "note"]
+    )
+
+
+def test_a_process_that_ended_but_is_not_reaped_is_gone(tmp_path: pathlib.Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        folder = segments.session_folder("s", process.pid, str(tmp_path))
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert segments.sweep(str(tmp_path)) == [folder]
+
+
+# ---------------------------------------------------------------- laws
+
+
+@given(st.integers(0, 1 << 40), st.integers(0, 1 << 40))
+def test_law_size_classes_hold_their_size_with_little_waste(a: int, b: int) -> None:
+    small, large = sorted((a, b))
+    capacity_bytes = segments.size_class(large)
+    assert capacity_bytes >= max(large, 1)
+    assert capacity_bytes % segments.PAGE_BYTES == 0
+    assert capacity_bytes - large <= max(segments.PAGE_BYTES, large / 8)
+    assert segments.size_class(small) <= capacity_bytes
+    assert segments.size_class(capacity_bytes) == capacity_bytes
+
+
+class SegmentsMachine(RuleBasedStateMachine):
+    """Two stores in one folder, and readers that hold on to what they read."""
+
+    held = Bundle("held")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.mkdtemp(dir="/dev/shm", prefix="flowengine-test-")
+        self.stores = [Segments(self.folder, 64 * KIB), Segments(self.folder, 64 * KIB)]
+        self.known: dict[str, tuple[int, int]] = {}
+        self.number = 0
+
+    stores_ = st.integers(0, 1)
+    names = st.sampled_from("abc")
+
+    @rule(store=stores_, name=names, count=st.sampled_from([1, 900, 3000, 3001, 7000]))
+    def write(self, store: int, name: str, count: int) -> None:
+        self.number += 1
+        put(self.stores[store], name, np.full(count, self.number, np.int32))
+        self.known[name] = (count, self.number)
+
+    @rule(store=stores_, name=names)
+    def give_up(self, store: int, name: str) -> None:
+        segment = self.stores[store].create(name, 5000)
+        segment.view[:] = b"\xff" * 5000
+        segment.abort()
+
+    @rule(store=stores_, name=names)
+    def free(self, store: int, name: str) -> None:
+        self.stores[store].free(name)
+        self.known.pop(name, None)
+
+    @rule(store=stores_, bytes_wanted=st.integers(0, 40_000))
+    def trim(self, store: int, bytes_wanted: int) -> None:
+        self.stores[store].trim(bytes_wanted)
+
+    @rule(target=held, store=stores_, name=names)
+    def read(self, store: int, name: str) -> object:
+        view = self.stores[store].open(name)
+        if view is None:
+            assert name not in self.known
+            return None
+        value = codec.read_object(view)
+        count, number = self.known[name]
+        assert len(value) == count
+        return value, number
+
+    @rule(reading=consumes(held))
+    def let_go(self, reading: object) -> None:
+        self.unchanged(reading)
+
+    @rule(reading=held)
+    def unchanged(self, reading: object) -> None:
+        if reading is not None:
+            value, number = reading  # type: ignore[misc]
+            assert (value == number).all()
+
+    @invariant()
+    def all_fits(self) -> None:
+        for store in self.stores:
+            assert 0 <= store.pool_bytes <= store.pool_bytes_max
+            assert {name for name in "abc" if store.exists(name)} == self.known.keys()
+        warm_bytes = sum(e.stat().st_blocks * 512 for e in os.scandir(self.folder) if e.name[0] == ".")
+        assert warm_bytes == sum(store.pool_bytes for store in self.stores)
+
+    def teardown(self) -> None:
+        for store in self.stores:
+            store.close()
+        assert sorted(os.listdir(self.folder)) == sorted(self.known)
+        shutil.rmtree(self.folder)
+
+
+TestSegmentsMachine = SegmentsMachine.TestCase
+TestSegmentsMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
