@@ -45,11 +45,15 @@ class Party:
         self.lost: list[tuple[str, str]] = []
         self.changed = asyncio.Event()
         self.reply = False
+        self.on_next: Any = None  # called once, while the next batch is handled
         settings = {"secret": SECRET, "encode": encode, "decode": decode, **settings}
         self.endpoint = Endpoint(EndpointConfig(on_batch=self._batch, on_lost=self._lost, **settings))
 
     def _batch(self, peer: str, messages: list[Any]) -> None:
         self.got.extend(messages)
+        if self.on_next is not None:
+            act, self.on_next = self.on_next, None
+            act()
         if self.reply:
             for message in messages:
                 self.endpoint.send(peer, message, urgent=False)
@@ -206,6 +210,25 @@ def test_large_frames_that_are_broken_in_the_middle_are_sent_again() -> None:
             assert all(m.content == content for m in b.got)
 
     run(work())
+
+
+def test_a_severed_tls_connection_never_gives_its_ciphertext_as_a_message(caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"security": handshake_security()}
+
+    async def work() -> None:
+        # The note and the start of the blob are read at once; the rest of it still lies in the socket when that breaks.
+        for blob_bytes in range(270_000, 400_000, 10_000):
+            async with Party(**settings) as a, Party(**settings) as b:
+                await a.endpoint.connect(b.address)
+                b.on_next = lambda a=a, b=b: b.endpoint.sever(a.address)
+                content = os.urandom(blob_bytes)
+                a.endpoint.send(b.address, Note(1))
+                a.endpoint.send(b.address, Blob(content))
+                await b.until(lambda b=b: len(b.got) == 2)
+                assert b.got[1].content == content
+
+    run(work())
+    assert "was not handled" not in caplog.text
 
 
 def test_both_sides_may_connect_at_the_same_time() -> None:

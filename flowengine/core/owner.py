@@ -75,6 +75,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
         self.tasks: dict[bytes, Task] = {}
         self.objects: dict[bytes, Obj] = {}
         self.waiters: dict[int, Waiter] = {}
+        self.ending: deque[tuple[Task, m.Failed]] = deque()  # tasks that end badly in this event
         self.functions = Functions(config.function_bytes_max)
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.spans: deque[tuple[m.TaskSpec, str, str, int, int, int, int, str]] = deque(maxlen=SPANS_KEPT)
@@ -227,19 +228,14 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
         """No result of the task will ever be made again from its lineage."""
         for obj in task.results:
             obj.task = None
-        if task.stream is not None and task.stream.ended and not task.stream.items:
-            self.tasks.pop(task.spec.id, None)
-        elif task.stream is None:
-            self.tasks.pop(task.spec.id, None)
-        if task.pinned and not task.unconfirmed:
-            self.unpin_task(task)
-        if not task.stream or task.spec.id not in self.tasks:
-            self.leave_function(task)
+        if task.stream is None or (task.stream.dropped and not task.stream.items):
+            self.erase(task)
 
-    def leave_function(self, task: Task) -> None:
-        """The task's function may go when nobody else names it."""
-        for function in self.functions.leave(task.spec.function):
-            self.forget_function(function)
+    def erase(self, task: Task) -> None:
+        """Nothing is left of the task; its function may go too when no other names it."""
+        if self.tasks.pop(task.spec.id, None) is not None:
+            for function in self.functions.leave(task.spec.function):
+                self.forget_function(function)
 
     def unpin_task(self, task: Task) -> None:
         """The run is over: its inputs and the references inside of them are not held for it any more."""
@@ -286,8 +282,17 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
         self.look_at_inputs(task)
 
     def end_badly(self, task: Task, error: m.Failed) -> None:
-        """Every result of the task is this error."""
+        """Every result of the task is this error, and so of all that depend on it (chains may be long)."""
         task.step(Step.ENDED_BADLY)
+        self.ending.append((task, error))
+        if len(self.ending) > 1:
+            return  # the loop below, further up the stack, comes to it
+        while self.ending:
+            self.give_error(*self.ending[0])
+            self.ending.popleft()
+
+    def give_error(self, task: Task, error: m.Failed) -> None:
+        """Set the error as the value of every result."""
         if task.stream is not None:
             task.stream.error = error
             self.stream_ended(task, task.stream.count)
@@ -508,11 +513,10 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
 
     def forget_stream(self, task: Task) -> None:
         """The reader is gone and the task is over: nothing is left to do for it."""
-        if task.stream is not None and not task.stream.items and task.spec.id in self.tasks:
+        if task.stream is not None and not task.stream.items:
             if task.lineage:
                 self.drop_lineage_of_inputs(task)
-            del self.tasks[task.spec.id]
-            self.leave_function(task)
+            self.erase(task)
 
     def worker_of(self, oid: bytes) -> str:
         """The worker_id that runs or ran the object's task; empty when none did or it is forgotten."""

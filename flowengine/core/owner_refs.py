@@ -113,7 +113,7 @@ class RefRules:
             return
         if task.stream is not None:
             task.stream.items.pop(int.from_bytes(obj.oid[-4:], "big"), None)
-            if task.stream.ended and not task.stream.items and task.spec.id in self.tasks:
+            if task.stream.dropped and task.stream.ended and not task.stream.items:
                 self.drop_lineage(task, stack)
         elif not any(other.task is task for other in task.results):
             self.drop_lineage(task, stack)
@@ -128,8 +128,7 @@ class RefRules:
             for obj in task.nested:
                 obj.lineage -= 1
                 stack.append(obj)
-        if self.tasks.pop(task.spec.id, None) is not None:
-            self.leave_function(task)
+        self.erase(task)
 
     def drop_lineage_of_inputs(self: Owner, task: Task) -> None:
         """The task's results cannot be lost any more."""

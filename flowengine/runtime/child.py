@@ -10,7 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Collection
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
@@ -42,9 +42,14 @@ def become_child(name: str, parent: int, keep: Collection[int], streams: tuple[i
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - the old ones hold what the launcher had buffered
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(STDERR, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    # The old ones hold what the launcher had buffered.
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = text_stream(1), text_stream(STDERR)
+
+
+def text_stream(fd: int) -> TextIO:
+    """A standard stream that is written line by line and takes any text."""
+    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def close_others(keep: Collection[int]) -> None:

@@ -29,7 +29,8 @@ Perform = Callable[[Any], None]
 OnBug = Callable[[Message, BaseException], None]
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(list[functools.reduce(operator.or_, WIRE)])  # type: ignore[misc]
+_ANY_OF_WIRE: Any = functools.reduce(operator.or_, WIRE)
+_DECODER: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(list[_ANY_OF_WIRE])
 
 encode: Callable[[Sequence[Message]], bytes] = _ENCODER.encode
 """A batch of messages as one frame."""

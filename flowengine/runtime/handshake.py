@@ -195,9 +195,10 @@ class TlsWire(Wire):
         self._flush()
 
     def sever(self) -> None:
+        # Not SSLSocket.shutdown: it drops the cipher, and the stream would then read ciphertext as plain bytes.
         try:
-            self.stream.socket.shutdown(socket.SHUT_RDWR)
-        except (OSError, AttributeError):
+            socket.socket.shutdown(self.stream.socket, socket.SHUT_RDWR)
+        except (OSError, TypeError):  # closed already
             pass
 
     def close(self) -> None:

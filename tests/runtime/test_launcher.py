@@ -66,7 +66,8 @@ def test_a_killed_worker_is_told_with_its_last_lines_and_replaced(launched):
     death = lost.death
     assert (death.worker_id, death.exit_code, death.running, death.running_attempt) == (first.worker_id, 3, TASK, 7)
     assert sorted(death.log_lines) == ["second", "to err, unfinished", "to out"]
-    assert {(part.stream, part.lines) for part in lines} == {("out", ("to out", "second")), ("err", ("to err, unfinished",))}
+    told = {(part.stream, part.lines) for part in lines}
+    assert told == {("out", ("to out", "second")), ("err", ("to err, unfinished",))}
     assert all(part.source == f"train pid={death.pid}" for part in lines)
     assert first.worker_id not in [lease.worker_id for lease in again]
 

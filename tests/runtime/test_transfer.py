@@ -28,7 +28,8 @@ class Host:
         self.transfers = Transfers(self.segments, self.open_stream, config)
         self.transfers.disk_path = lambda oid: str(folder / f"{oid.hex()}.lz4")
         place = process.Place(host="127.0.0.1", secret=SECRET, tls=tls, config=config)
-        self.endpoint = process.new_endpoint(place, lambda peer, messages: None, lambda peer, reason: None, self.on_stream)
+        ignore = lambda peer, what: None  # noqa: E731
+        self.endpoint = process.new_endpoint(place, ignore, ignore, self.on_stream)
         self.sent_bytes = 0
         self.break_after_bytes = 1 << 62
         self.gate = asyncio.Event()
