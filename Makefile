@@ -7,7 +7,7 @@ PIP := $(RUN) -m pip --quiet --disable-pip-version-check
 .PHONY: demo test lint bench clean
 .DELETE_ON_ERROR:
 
-demo: $(VENV)/.base
+demo: $(VENV)/.demo
 	$(RUN) -m experiments.flights.run
 
 test: lint
@@ -29,8 +29,8 @@ $(RUN):
 	@$(PYTHON) -m venv $(VENV) \
 	  || { echo "$(PYTHON) has no venv module (on Debian: apt-get install python3-venv)" >&2; rm -rf $(VENV); exit 1; }
 
-$(VENV)/.base: pyproject.toml | $(RUN)
-	$(PIP) install --editable .
+$(VENV)/.demo: pyproject.toml | $(RUN)
+	$(PIP) install --editable '.[demo]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml | $(RUN)
@@ -38,7 +38,7 @@ $(VENV)/.test: pyproject.toml | $(RUN)
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml | $(RUN)
-	$(PIP) install --editable '.[bench]'
+	$(PIP) install --editable '.[bench,demo]'
 	@touch $@
 
 clean:

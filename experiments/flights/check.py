@@ -121,12 +121,13 @@ def compare(outcome: graph.Outcome, expected: Expected) -> list[Check]:
     ]
 
 
-def compare_failures(outcome: graph.Outcome, counters: dict[str, int]) -> list[Check]:
+def compare_failures(outcome: graph.Outcome) -> list[Check]:
     """Whether the failures made on purpose did happen, and were repaired."""
     if not outcome.faults.wanted:
         return []
-    victims = ", ".join(map(str, outcome.faults.killed_pids)) or "none"
+    faults, counters = outcome.faults, outcome.counters
+    victims = ", ".join(map(str, faults.killed_pids)) or "none"
     return [
         Check("a killed worker's tasks ran again", counters["tasks_retried"] > 0, f"pid {victims}"),
-        Check("a lost part was made again", counters["objects_rebuilt"] > 0, f"part {outcome.faults.lost_part}"),
+        Check("a lost part was made again", counters["objects_rebuilt"] > 0, f"part {faults.lost_part}"),
     ]

@@ -43,6 +43,7 @@ class Outcome:
     held_losses: list[float]
     scores: tables.Ints
     faults: Faults
+    counters: dict[str, int]  # taken while the results are still held: what is stored is counted as it is now
 
 
 @dataclass
@@ -126,7 +127,9 @@ def run(plan: Plan, board: Board) -> Outcome:
     held_losses = learn(descent, encoded, seen, faults, board)
     scores = model.tree([score.remote(part, descent.weights) for part in encoded], merge_arrays.remote)
     board.follow("judge", [scores])
-    return Outcome(flow.get(slots), flow.get(routes), layout, seen, descent, held_losses, flow.get(scores), faults)
+    slots_got, routes_got, scores_got = flow.get([slots, routes, scores])
+    counters = flow.stats()
+    return Outcome(slots_got, routes_got, layout, seen, descent, held_losses, scores_got, faults, counters)
 
 
 def learn(descent: model.Descent, encoded: list[Any], seen: model.Census, faults: Faults, board: Board) -> list[float]:

@@ -16,6 +16,7 @@ import flowengine as flow
 from experiments.flights import check, graph, model, source
 from experiments.flights.show import Board
 
+TIMELINE = Path(__file__).resolve().parent / "out" / "timeline.json"
 SHOWN_COUNTERS = (
     "tasks_submitted",
     "tasks_executed",
@@ -36,7 +37,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=None, metavar="N", help="default: one for each CPU")
     parser.add_argument("--parts", type=int, default=16, metavar="N", help="how many parts the flights are read in")
     parser.add_argument("--no-kill", action="store_true", help="kill no worker and lose no object")
-    parser.add_argument("--timeline", default="flights-timeline.json", metavar="FILE", help="open it in Perfetto")
+    parser.add_argument("--timeline", type=Path, default=TIMELINE, metavar="FILE", help="open it in Perfetto")
     parser.add_argument("--quick", action="store_true", help="the first quarter of the file, a looser tolerance")
     chosen = parser.parse_args()
     if chosen.parts < 1:
@@ -44,7 +45,12 @@ def options() -> argparse.Namespace:
     return chosen
 
 
-def report(board: Board, outcome: graph.Outcome, counters: dict[str, int]) -> None:
+def shown(path: Path) -> Path:
+    """The path from here where it lies below, else as it is."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def report(board: Board, outcome: graph.Outcome) -> None:
     """The findings, and what the engine did for them."""
     judged, seen = model.judge(outcome.scores), outcome.seen
     board.table(
@@ -71,7 +77,7 @@ def report(board: Board, outcome: graph.Outcome, counters: dict[str, int]) -> No
     board.table(
         "What the engine did",
         ("counter", "value"),
-        [(name, f"{counters.get(name, 0):,}") for name in SHOWN_COUNTERS],
+        [(name, f"{outcome.counters.get(name, 0):,}") for name in SHOWN_COUNTERS],
     )
 
 
@@ -91,15 +97,16 @@ def main() -> int:
         began_s = time.monotonic()
         outcome = graph.run(plan, board)
         took_s = time.monotonic() - began_s
-        counters = flow.stats()
-        flow.timeline(chosen.timeline)
+        chosen.timeline.parent.mkdir(parents=True, exist_ok=True)
+        runs = flow.timeline(chosen.timeline)
     began_s = time.monotonic()
     expected = check.expect(plan)
     board.step(f"engine {took_s:.2f} s; the same and Newton's method in one process {time.monotonic() - began_s:.2f} s")
-    report(board, outcome, counters)
-    checks = check.compare(outcome, expected) + check.compare_failures(outcome, counters)
+    report(board, outcome)
+    checks = check.compare(outcome, expected) + check.compare_failures(outcome)
     board.checks(checks)
-    board.console.print(f"Timeline: {chosen.timeline} (open it at https://ui.perfetto.dev)", highlight=False)
+    where = f"{shown(chosen.timeline)} (open it at https://ui.perfetto.dev)"
+    board.console.print(f"Timeline of {runs:,} runs: {where}", highlight=False)
     return 0 if all(one.holds for one in checks) else 1
 
 

@@ -242,7 +242,9 @@ class Node(Part):
         desk = self.desk
         for address in dead:
             desk.dead_nodes[address] = None
-        desk.nodes = {entry.node_id: entry for entry in nodes if entry.address not in desk.dead_nodes}
+        for entry in nodes:
+            desk.dead_nodes.pop(entry.address, None)  # it was declared dead and lives again, under a new epoch
+        desk.nodes = {entry.node_id: entry for entry in nodes}
         changed = NodesChanged(nodes, dead)
         for address in desk.locals():
             desk.out.send(address, changed)

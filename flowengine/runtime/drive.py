@@ -66,8 +66,10 @@ def log_bug(event: Message, error: BaseException) -> None:
 class Drive:
     """Hands events of any thread to one machine, one at a time, and performs its commands in their order."""
 
-    def __init__(self, machine: Machine, on_bug: OnBug = log_bug) -> None:
+    def __init__(self, machine: Machine, on_bug: OnBug = log_bug, lazy_s: float | None = LAZY_S) -> None:
+        """lazy_s: how long lazy messages wait at most; None: until the next batch, or a thread blocks and flushes."""
         self.machine = machine
+        self._lazy_s = lazy_s
         self.lock = threading.RLock()
         self.perform: dict[type, Perform] = {Send: self._unattached, SetTimer: self._set_timer}
         self._handle = machine.handle
@@ -93,7 +95,8 @@ class Drive:
                 self._queued = True
             elif not self._lazily_queued:
                 self._lazily_queued = True
-                self._soon(LAZY_S, self._flush_lazily)
+                if self._lazy_s is not None:
+                    self._soon(self._lazy_s, self._flush_lazily)
 
         self.perform[Send] = perform_send
         self._flush = endpoint.flush
@@ -121,6 +124,7 @@ class Drive:
         with self.lock:
             self._later.extend([(message, peer) for message in messages])
             if not self._stepping:
+                self._queued = self._queued or self._lazily_queued
                 self._finish()
 
     def begin(self, event: Any, commands: Sequence[Command]) -> None:
@@ -156,7 +160,14 @@ class Drive:
                 self._stepping = False
         if self._queued:
             self._queued = False
+            if self._lazy_s is None:
+                self._lazily_queued = False
             self._flush()
+
+    def flush_lazily(self) -> None:
+        """Write out what waits for more: a thread is about to block."""
+        if self._lazily_queued:
+            self._flush_lazily()
 
     def _drain(self) -> None:
         later, handle, clock = self._later, self._handle, time.monotonic

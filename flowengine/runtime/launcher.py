@@ -13,6 +13,7 @@ import functools
 import gc
 import heapq
 import importlib
+import itertools
 import logging
 import os
 import secrets
@@ -93,6 +94,7 @@ class Launcher:
         self.exit_code = 0
         self.ending = False
         self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._modules: dict[str, ModuleType] = {}
@@ -126,7 +128,7 @@ class Launcher:
         return max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
 
     def _after(self, delay_s: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._due, (time.monotonic() + delay_s, len(self._due), action))
+        heapq.heappush(self._due, (time.monotonic() + delay_s, next(self._order), action))
 
     def _watch_signals(self) -> None:
         self._wake_reader.setblocking(False)
@@ -134,7 +136,8 @@ class Launcher:
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda number, frame: self._stop())
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a background job of a script
+                signal.signal(number, lambda number, frame: self._stop())
         self._selector.register(self._wake_reader, selectors.EVENT_READ, self._woken)
 
     def _watch_parent(self) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from flowengine.config import Config
 
 READ_BYTES = 65_536
+DRAIN_READS_MAX = 256  # a process that the worker has left behind may print without end
 ATTEMPT_BYTES = 4
 NAME_BYTES = 64
 RUNNING_BYTES = TASK_ID_BYTES + ATTEMPT_BYTES + NAME_BYTES  # id, attempt, name of what runs (for people)
@@ -182,14 +183,15 @@ class Workers:
         self._tell(process, lines, text)
 
     def _drain(self, process: Process, lines: Lines) -> None:
-        more = True
-        while more:
+        for _ in range(DRAIN_READS_MAX):
             try:
                 text, more = lines.read()
             except (EOFError, OSError):
                 self._close(process, lines)
                 return
             self._tell(process, lines, text)
+            if not more:
+                return
 
     def _close(self, process: Process, lines: Lines) -> None:
         if lines not in process.open:

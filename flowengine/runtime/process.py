@@ -72,5 +72,7 @@ def end_event() -> asyncio.Event:
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) == signal.SIG_IGN:  # a background job of a script
+            continue
         loop.add_signal_handler(number, ended.set)
     return ended

@@ -28,8 +28,6 @@ from flowengine.config import Config
 from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
-from flowengine.core.executor import HANDLERS as EXECUTOR_HANDLERS
-from flowengine.core.executor import Executor
 from flowengine.core.ids import child_id, object_id, short
 from flowengine.core.owner import Owner
 from flowengine.errors import FlowError, GetTimeout, ObjectLost, StaleSession, unpack_error
@@ -47,24 +45,6 @@ TICK_S = 0.1
 ANSWER_TIMEOUT_S = 3.0
 
 
-class Machines:
-    """Owner and Executor behind one door; a loss of a peer concerns both."""
-
-    def __init__(self, owner: Owner, executor: Executor | None) -> None:
-        self.owner = owner
-        self.executor = executor
-
-    def handle(self, event: Any, now: float, sender: str = "") -> list[Any]:
-        """The one door of the process."""
-        kind = type(event)
-        if self.executor is not None and kind in EXECUTOR_HANDLERS:
-            out = self.executor.handle(event, now, sender)
-            if kind is m.PeerLost:
-                out = [*out, *self.owner.handle(event, now, sender)]
-            return out
-        return self.owner.handle(event, now, sender)
-
-
 class Context:
     """The task whose code runs here (in the driver: the program itself)."""
 
@@ -78,6 +58,8 @@ class Context:
         self.choices: dict[str, itertools.count[int]] = {}
         self.recorded: dict[tuple[str, int], bytes] = {}
         self.noted: list[tuple[str, int, bytes]] = []
+        self.push: m.PushTask | None = None
+        self.is_parent = False  # the machine knows that this task has children or made choices
 
     def next_choice(self, kind: str) -> int:
         """How many choices of this kind the task made before."""
@@ -114,7 +96,6 @@ class Session:
         place = process.Place(host=host, secret=secret, tls=tls, config=config)
         self.endpoint = process.new_endpoint(place, self.on_batch, self.on_lost)
         self.owner: Owner
-        self.executor: Executor | None = None
         self.drive: Drive
         self.values: Values
         self.log_sink: Callable[[m.LogLines], None] | None = None
@@ -140,7 +121,7 @@ class Session:
         self.node = node
         owner = Owner(self.endpoint.address, node, "", self.config)
         self.owner = owner
-        self.drive = Drive(Machines(owner, self.make_executor()), self.on_bug)
+        self.drive = self.make_drive(owner)
         self.drive.attach(self.endpoint, self.loop)
         self.drive.perform.update(self.performers())
         await self.endpoint.connect(node)
@@ -151,9 +132,9 @@ class Session:
         """What the process says first to its node."""
         self.endpoint.send(self.node, m.Joined(self.endpoint.address, os.getpid(), self.role))
 
-    def make_executor(self) -> Executor | None:
-        """A worker has one."""
-        return None
+    def make_drive(self, owner: Owner) -> Drive:
+        """The door to the machines of this process; what may wait goes out with a reply or when a thread blocks."""
+        return Drive(owner, self.on_bug, lazy_s=None)
 
     def enter(self, welcome: m.Welcome) -> None:
         """The node has told where its store is."""
@@ -252,6 +233,7 @@ class Session:
 
     def block(self, number: int, lock: Any, deadline: float | None) -> bool:
         """Wait for the lock; False when the time is over. An interrupt comes through and the wait is forgotten."""
+        self.drive.flush_lazily()
         try:
             if lock.acquire(timeout=0.0002):
                 return True
@@ -287,7 +269,7 @@ class Session:
         if ready >= count:
             return True
         if deadline is not None and deadline <= time.monotonic():
-            self.drive.step(s.WaiterGone(0))  # let what is queued go out
+            self.drive.flush_lazily()
             return False
         number, lock = self.new_wait()
         self.step(s.ReadyAsked(number, tuple(oids), count))

@@ -20,8 +20,10 @@ from flowengine.chaos.arms import Arms
 from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
+from flowengine.core.executor import HANDLERS as EXECUTOR_HANDLERS
 from flowengine.core.executor import Executor, ItemMade, TaskBlocked, TaskEnded
 from flowengine.core.ids import object_id, short
+from flowengine.core.owner import Owner
 from flowengine.errors import (
     BadValue,
     FlowError,
@@ -35,6 +37,7 @@ from flowengine.errors import (
 )
 from flowengine.objects import codec
 from flowengine.refs import Current, ObjectRef
+from flowengine.runtime.drive import Drive
 from flowengine.runtime.session import Context, Session
 from flowengine.runtime.settings import WorkerSettings
 from flowengine.slots import Slot, fill_slots
@@ -42,6 +45,24 @@ from flowengine.slots import Slot, fill_slots
 FUNCTIONS_KEPT_MAX = 1_000
 INTERRUPT_SIGNAL = signal.SIGUSR1
 RUNNING_BYTES = 20
+
+
+class Machines:
+    """Owner and Executor behind one door; a loss of a peer concerns both."""
+
+    def __init__(self, owner: Owner, executor: Executor) -> None:
+        self.owner = owner
+        self.executor = executor
+
+    def handle(self, event: Any, now: float, sender: str = "") -> list[Any]:
+        """The one door of the process."""
+        kind = type(event)
+        if kind not in EXECUTOR_HANDLERS:
+            return self.owner.handle(event, now, sender)
+        out = self.executor.handle(event, now, sender)
+        if kind is m.PeerLost:
+            out = [*out, *self.owner.handle(event, now, sender)]
+        return out
 
 
 class WorkerSession(Session):
@@ -62,10 +83,10 @@ class WorkerSession(Session):
         self.arms = Arms(os.path.join(settings.store_folder, "chaos"))
         self.running_note = open_note(settings.running_path)
 
-    def make_executor(self) -> Executor:
-        """What runs here and when."""
+    def make_drive(self, owner: Owner) -> Drive:
+        """Owner and Executor behind one door."""
         self.executor = Executor(self.endpoint.address, self.node, self.settings.worker_id)
-        return self.executor
+        return Drive(Machines(owner, self.executor), self.on_bug)
 
     def hello(self) -> None:
         """A worker introduces itself by its number."""
@@ -154,6 +175,27 @@ class WorkerSession(Session):
         if self.in_user_code and self.main_thread == _thread.get_ident():
             self.step(TaskBlocked(False))
 
+    def submit(self, spec: m.TaskSpec, blob: bytes | None) -> None:
+        """A new task of the running one, which is a parent from now on."""
+        if not self.context.is_parent:
+            self.begin_parent()
+        super().submit(spec, blob)
+
+    def note(self, kind: str, number: int, payload: bytes) -> None:
+        """The running task made a choice: its owner is told."""
+        if not self.context.is_parent:
+            self.begin_parent()
+        super().note(kind, number, payload)
+
+    def begin_parent(self) -> None:
+        """The running task needs its owner to keep what a re-run would need."""
+        context = self.context
+        if context.push is None:
+            return
+        context.is_parent = True
+        push = context.push
+        self.step(s.ParentBegan(push.spec.id, context.caller, push.attempt, push.children))
+
     # --- running -----------------------------------------------------------------------------------------------------
 
     def work(self) -> None:
@@ -167,7 +209,6 @@ class WorkerSession(Session):
             push = job.push
             note_running(self.running_note, push.spec.id, push.attempt)
             answer = Run(self, push, job.caller).answer()
-            note_running(self.running_note, b"", 0)
             self.step(TaskEnded(push.spec.id, push.attempt, answer))
 
     def function(self, name: bytes) -> Callable[..., Any]:
@@ -206,6 +247,7 @@ class Run:
         """Run it and say how it went; never raises."""
         session, spec, push = self.session, self.spec, self.push
         context = Context(spec.id, spec.name, push.run, self.caller, spec.depth + 1)
+        context.push = push
         for kind, number, payload in push.recorded:
             context.recorded[kind, number] = payload
         session.context = context
@@ -213,7 +255,8 @@ class Run:
         session.stop_kind = ""
         self.began_us = time.monotonic_ns() // 1000
         try:
-            session.drive.step(s.ParentBegan(spec.id, self.caller, push.attempt, push.children))
+            if push.children:
+                session.begin_parent()
             return self.done(self.run())
         except BaseException as error:
             return self.failed(error)
@@ -346,7 +389,8 @@ class Run:
             session.dropped.extend(self.given)
         if session.dropped:
             session._drop()
-        session.drive.step(s.ParentEnded(self.spec.id, cancel))
+        if session.context.is_parent:
+            session.drive.step(s.ParentEnded(self.spec.id, cancel))
 
     def run_us(self) -> int:
         return time.monotonic_ns() // 1000 - self.began_us
@@ -376,8 +420,8 @@ def open_note(path: str) -> mmap.mmap:
 
 
 def note_running(note: mmap.mmap, task: bytes, attempt: int) -> None:
-    """Write id and attempt; 20 zero bytes: nothing runs."""
-    note[:] = (task or bytes(16)) + attempt.to_bytes(4, "big")
+    """Write id and attempt. What ended stays noted until the next begins: its owner knows better by then."""
+    note[:] = task + attempt.to_bytes(4, "big")
 
 
 def main(settings: WorkerSettings) -> int:

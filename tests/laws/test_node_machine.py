@@ -311,6 +311,6 @@ class NodeMachine(RuleBasedStateMachine):
 
 
 NodeMachine.TestCase.settings = settings(
-    max_examples=1500, stateful_step_count=80, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestNodeMachine = NodeMachine.TestCase

@@ -1,0 +1,137 @@
+"""The laws of the Head machine hold after every event, over restarts of the head from its journal."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from flowengine.config import Config
+from flowengine.core import commands as c
+from flowengine.core import messages as m
+from flowengine.core.head import Head, HeadSettings
+from flowengine.core.invariants import check
+
+CONFIG = Config()
+SHAPES = ((("CPU", 1.0),), (("CPU", 2.0),), (("GPU", 1.0),), ())
+PLACEMENTS = ((), ("n1",), ("n2", "*"))
+pick = st.integers(0, 1000)
+
+
+class HeadMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[str, bytes] = {}
+        self.now = 0.0
+        self.lives = 0
+        self.nodes: dict[str, m.NodeEntry] = {}  # node id -> the life that runs, as the node itself sees it
+        self.epochs: dict[str, int] = {}  # the highest that was given out
+        self.begin()
+
+    def begin(self) -> None:
+        self.timers: list[tuple[float, m.Message]] = []
+        self.head = Head(HeadSettings("tcp://head#a", "s", "h", 7), CONFIG, self.rows)
+        self.does(self.head.start(self.now))
+
+    def tell(self, event: m.Message, sender: str = "") -> None:
+        self.does(self.head.handle(event, self.now, sender))
+
+    def does(self, commands: list[c.Command]) -> None:
+        for command in commands:
+            if isinstance(command, c.WriteJournal):
+                for key, row in command.rows:
+                    assert row is not None
+                    self.rows[key] = row
+            elif isinstance(command, c.SetTimer):
+                self.timers.append((self.now + command.delay_s, command.event))
+            elif isinstance(command, c.Send):
+                self.heard(command.to, command.message)
+
+    def heard(self, to: str, message: m.Message) -> None:
+        node = next((entry for entry in self.nodes.values() if entry.address == to), None)
+        if node is not None and isinstance(message, m.NodeAccepted | m.NodeFenced):
+            assert message.epoch >= self.epochs.get(node.node_id, 0)
+            self.epochs[node.node_id] = message.epoch
+            self.nodes[node.node_id] = msgspec.structs.replace(node, epoch=message.epoch)
+            if isinstance(message, m.NodeFenced):
+                assert message.epoch > node.epoch
+                self.tell(m.NodeJoined(self.nodes[node.node_id]), to)
+        elif isinstance(message, m.SlotsFound) and message.node:
+            assert message.node != to
+            assert message.node in self.head.by_address
+
+    @rule(number=st.integers(1, 4), gpu=st.booleans())
+    def node_starts(self, number: int, gpu: bool) -> None:
+        self.lives += 1
+        total = (("CPU", 2.0), ("GPU", 1.0)) if gpu else (("CPU", 2.0),)
+        address = f"tcp://n{number}#{self.lives}"
+        self.nodes[f"n{number}"] = m.NodeEntry(f"n{number}", address, "h", total, total)
+        self.tell(m.NodeJoined(self.nodes[f"n{number}"]), address)
+
+    @precondition(lambda self: self.nodes)
+    @rule(which=pick, free=st.integers(0, 2), again=st.booleans())
+    def node_speaks(self, which: int, free: int, again: bool) -> None:
+        node_id, entry = list(self.nodes.items())[which % len(self.nodes)]
+        available = tuple((name, min(amount, float(free))) for name, amount in entry.total)
+        entry = self.nodes[node_id] = msgspec.structs.replace(entry, available=available)
+        self.tell(m.NodeJoined(entry) if again else m.NodeReport(entry), entry.address)
+
+    @precondition(lambda self: self.nodes)
+    @rule(which=pick, how=st.integers(0, 2))
+    def node_goes(self, which: int, how: int) -> None:
+        node_id, entry = list(self.nodes.items())[which % len(self.nodes)]
+        if how == 0:
+            self.tell(m.PeerLost(entry.address, "cut"))  # it may come back
+            return
+        del self.nodes[node_id]
+        if how == 1:
+            self.tell(m.Goodbye("stopped"), entry.address)
+        else:
+            self.tell(m.PeerLost(entry.address, "killed"))
+
+    @precondition(lambda self: self.nodes)
+    @rule(which=pick, shape=st.sampled_from(SHAPES), placement=st.sampled_from(PLACEMENTS), count=st.integers(0, 3))
+    def seeks(self, which: int, shape: m.Shape, placement: tuple[str, ...], count: int) -> None:
+        entry = list(self.nodes.values())[which % len(self.nodes)]
+        self.tell(m.SlotsSought("d1", shape, placement, count), entry.address)
+
+    @rule(seconds=st.sampled_from((0.3, 2.0, 9.0, 30.0)))
+    def time_passes(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.timers and min(timer[0] for timer in self.timers) <= until:
+            timer = min(self.timers, key=lambda timer: timer[0])
+            self.timers.remove(timer)
+            self.now = max(self.now, timer[0])
+            self.tell(timer[1])
+        self.now = until
+
+    @rule()
+    def head_restarts(self) -> None:
+        self.begin()
+
+    @invariant()
+    def laws_hold(self) -> None:
+        assert check(self.head) == []
+
+    @invariant()
+    def journal_is_complete(self) -> None:
+        again = Head(HeadSettings("tcp://head#a", ""), CONFIG, self.rows)
+        assert again.rows == self.head.rows
+        assert (again.session, again.port) == ("s", 7)
+
+    def teardown(self) -> None:
+        """Nodes that speak are members in the end, and who is silent is not."""
+        for _ in range(80):
+            for entry in list(self.nodes.values()):
+                self.tell(m.NodeReport(self.nodes[entry.node_id]), entry.address)
+            self.time_passes(0.5)
+            self.laws_hold()
+        assert sorted(self.head.members) == sorted(self.nodes)
+        assert not self.head.expected
+
+
+HeadMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestHeadMachine = HeadMachine.TestCase
