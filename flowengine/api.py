@@ -173,7 +173,7 @@ def session_or_start() -> ProcessSession:
     return Current.session or start_default()
 
 
-# --- tasks ---------------------------------------------------------------------------------------------------------
+# --- tasks ----------------------------------------------------------------------------------------
 
 
 def remote(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
@@ -187,7 +187,7 @@ def remote(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
     return remote_function(function, options)
 
 
-# --- results -------------------------------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 def get(refs: Any, timeout: float | None = None, copy: bool = False) -> Any:
@@ -296,7 +296,7 @@ def free(refs: Any) -> None:
         checked(found[0]).step(s.FreeAsked(tuple([ref.oid for ref in found])))
 
 
-# --- recording -------------------------------------------------------------------------------------------------------
+# --- recording ------------------------------------------------------------------------------------
 
 
 def rng() -> np.random.Generator:
@@ -318,7 +318,7 @@ def commit() -> None:
     session_or_start().commit()
 
 
-# --- seeing ------------------------------------------------------------------------------------------------------------
+# --- seeing ---------------------------------------------------------------------------------------
 
 
 class RuntimeContext(msgspec.Struct, frozen=True, kw_only=True):

@@ -100,7 +100,8 @@ def main() -> int:
         chosen.timeline.parent.mkdir(parents=True, exist_ok=True)
         runs = flow.timeline(chosen.timeline)
     began_s = time.monotonic()
-    expected = check.expect(plan)
+    with board.console.status("the same once more in one process, then by Newton's method"):
+        expected = check.expect(plan)
     board.step(f"engine {took_s:.2f} s; the same and Newton's method in one process {time.monotonic() - began_s:.2f} s")
     report(board, outcome)
     checks = check.compare(outcome, expected) + check.compare_failures(outcome)

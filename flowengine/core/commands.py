@@ -7,11 +7,11 @@ from typing import Any
 from .messages import Message, Record
 
 
-class Command(Record):
+class Command(Record, frozen=True):
     """An order to the shell."""
 
 
-class Send(Command):
+class Send(Command, frozen=True):
     """Send the message to a process; in order with all else that is sent to it. lazy: may wait for more."""
 
     to: str
@@ -19,51 +19,51 @@ class Send(Command):
     lazy: bool = False
 
 
-class SetTimer(Command):
+class SetTimer(Command, frozen=True):
     """Hand this event back to the machine after so many seconds."""
 
     delay_s: float
     event: Message
 
 
-# --- orders of the Node machine, and what its shell reports back (events, in the past tense) ---------------------
+# --- orders of the Node machine, and what its shell reports back (events, in the past tense) ------
 
 
-class StartWorker(Command):
+class StartWorker(Command, frozen=True):
     """Start a worker process; answered by WorkerStarted (over its link) or WorkerEnded."""
 
     worker_id: str
 
 
-class StopWorker(Command):
+class StopWorker(Command, frozen=True):
     """Send a signal to a worker process; its end is told by WorkerEnded."""
 
     worker_id: str
     signal: int
 
 
-class CheckWorker(Command):
+class CheckWorker(Command, frozen=True):
     """Has the silent process stopped or does it use its CPU? Answered by WorkerChecked."""
 
     worker_id: str
     pid: int
 
 
-class SpillObject(Command):
+class SpillObject(Command, frozen=True):
     """Write the object to disk and drop its segment; answered by ObjectSpilled or SpillFailed."""
 
     oid: bytes
     size_bytes: int
 
 
-class RestoreObject(Command):
+class RestoreObject(Command, frozen=True):
     """Bring the object back from disk; answered by ObjectRestored or RestoreFailed."""
 
     oid: bytes
     size_bytes: int
 
 
-class PullObject(Command):
+class PullObject(Command, frozen=True):
     """Copy the object from one of these nodes into the local store; answered by ObjectPulled or PullFailed."""
 
     oid: bytes
@@ -71,7 +71,7 @@ class PullObject(Command):
     nodes: tuple[str, ...]
 
 
-class RemoveObject(Command):
+class RemoveObject(Command, frozen=True):
     """Drop the object's segment (or its file on disk). writer: the process that may keep the segment warm."""
 
     oid: bytes
@@ -79,19 +79,19 @@ class RemoveObject(Command):
     writer: str = ""
 
 
-class WriteJournal(Command):
+class WriteJournal(Command, frozen=True):
     """Head: put these rows (key, msgpack value or None for delete) into the journal, in this order."""
 
     rows: tuple[tuple[str, bytes | None], ...]
 
 
-class WorkerEnded(Message):
+class WorkerEnded(Message, frozen=True):
     """The launcher reaped a worker process."""
 
     death: Any  # messages.Death
 
 
-class WorkerChecked(Message):
+class WorkerChecked(Message, frozen=True):
     """cpu_s: CPU seconds that the process has used so far; stopped: it stands still by a signal."""
 
     worker_id: str
@@ -99,7 +99,7 @@ class WorkerChecked(Message):
     cpu_s: float
 
 
-class ObjectSpilled(Message):
+class ObjectSpilled(Message, frozen=True):
     """The object is on disk now and its segment is gone; busy: a reader maps it, so it stays."""
 
     oid: bytes
@@ -107,7 +107,7 @@ class ObjectSpilled(Message):
     busy: bool = False
 
 
-class SpillFailed(Message):
+class SpillFailed(Message, frozen=True):
     """The object could not be written to disk (it is still in memory)."""
 
     oid: bytes
@@ -115,27 +115,27 @@ class SpillFailed(Message):
     disk_full: bool = False
 
 
-class ObjectRestored(Message):
+class ObjectRestored(Message, frozen=True):
     """The object is in memory again."""
 
     oid: bytes
 
 
-class RestoreFailed(Message):
+class RestoreFailed(Message, frozen=True):
     """The object could not be read back."""
 
     oid: bytes
     reason: str
 
 
-class ObjectPulled(Message):
+class ObjectPulled(Message, frozen=True):
     """A copy is complete here."""
 
     oid: bytes
     source: str
 
 
-class PullFailed(Message):
+class PullFailed(Message, frozen=True):
     """None of these nodes gave the object."""
 
     oid: bytes
@@ -143,29 +143,29 @@ class PullFailed(Message):
     reason: str
 
 
-# --- orders of the Owner and the Executor machine ----------------------------------------------------------------
+# --- orders of the Owner and the Executor machine -------------------------------------------------
 
 
-class Resolve(Command):
+class Resolve(Command, frozen=True):
     """Wake the thread of this waiter."""
 
     waiter: int
 
 
-class RestoreDurable(Command):
+class RestoreDurable(Command, frozen=True):
     """Bring a durable value back from durable storage into the local store; answered by DurableBack."""
 
     oid: bytes
 
 
-class RunTask(Command):
+class RunTask(Command, frozen=True):
     """Run this task in the main thread; answered by TaskEnded."""
 
     push: Any  # messages.PushTask
     caller: str
 
 
-class Interrupt(Command):
+class Interrupt(Command, frozen=True):
     """Raise in the main thread, if it still runs this attempt: kind is cancelled or timeout."""
 
     task: bytes
@@ -173,26 +173,26 @@ class Interrupt(Command):
     kind: str
 
 
-class KeepFunction(Command):
+class KeepFunction(Command, frozen=True):
     """Remember the pickled function."""
 
     function: bytes
     blob: bytes
 
 
-class CancelChildren(Command):
+class CancelChildren(Command, frozen=True):
     """Cancel what the running task has submitted."""
 
     task: bytes
 
 
-class DropResults(Command):
+class DropResults(Command, frozen=True):
     """Nobody wants these sealed results: their owner is gone."""
 
     oids: tuple[bytes, ...]
 
 
-class StreamGo(Command):
+class StreamGo(Command, frozen=True):
     """The reader of the running stream has taken so many items (-1: stop, nobody reads)."""
 
     task: bytes

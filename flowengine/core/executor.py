@@ -21,7 +21,7 @@ REPLY_DELAY_S_MAX = 0.001  # a reply may wait so long for others when more tasks
 STOP_GRACE_S = 2.0  # for a task to end after its time limit, before its worker is killed
 
 
-class TaskEnded(m.Message):
+class TaskEnded(m.Message, frozen=True):
     """The shell has run the task: what it answers, without what only the machine knows."""
 
     task: bytes
@@ -29,19 +29,19 @@ class TaskEnded(m.Message):
     answer: Any  # TaskDone or TaskFailed
 
 
-class TaskBlocked(m.Message):
+class TaskBlocked(m.Message, frozen=True):
     """The running task waits in get (or goes on)."""
 
     blocked: bool
 
 
-class ItemMade(m.Message):
+class ItemMade(m.Message, frozen=True):
     """The running streaming task has made an item."""
 
     item: Any  # messages.StreamItem
 
 
-class DeadlinePassed(m.Message):
+class DeadlinePassed(m.Message, frozen=True):
     """Timer: the time limit of an attempt is over; killing: it had its grace too."""
 
     task: bytes
@@ -76,12 +76,13 @@ class Executor:
 
     def handle(self, event: m.Message, now: float, sender: str = "") -> list[Any]:
         """The one door."""
-        self.out = out = []
+        out: list[Any] = []
+        self.out = out
         self.now = now
         HANDLERS[type(event)](self, event, sender)
         return out
 
-    # --- from owners -----------------------------------------------------------------------------------------------
+    # --- from owners ------------------------------------------------------------------------------
 
     def put_function(self, event: m.PutFunction, sender: str) -> None:
         """Tasks will name this function."""
@@ -150,7 +151,7 @@ class Executor:
             self.out.append(c.CancelChildren(running.push.spec.id))
             self.out.append(c.Interrupt(running.push.spec.id, running.push.attempt, "cancelled"))
 
-    # --- from the main thread ----------------------------------------------------------------------------------------
+    # --- from the main thread ---------------------------------------------------------------------
 
     def start(self, item: Queued) -> None:
         self.running = item
@@ -221,7 +222,7 @@ class Executor:
         elif not event.blocked and self.blocked == 0:
             self.out.append(c.Send(self.node, m.WorkerBlocked(self.worker_id, False)))
 
-    # --- time limits -------------------------------------------------------------------------------------------------
+    # --- time limits ------------------------------------------------------------------------------
 
     def deadline_passed(self, event: DeadlinePassed, sender: str) -> None:
         """The time limit of an attempt is over: raise in it; if that does not help, have the worker killed."""

@@ -125,7 +125,7 @@ class Head(Part):
                 else:
                     self.expected[node_id] = None
 
-    # --- the door ---------------------------------------------------------------------------------------------
+    # --- the door ---------------------------------------------------------------------------------
 
     def start(self, now: float) -> list[Command]:
         """The commands with which a head begins."""
@@ -161,7 +161,7 @@ class Head(Part):
     def _ping(self, event: Ping, now: float, sender: str) -> None:
         self.out.send(sender, Pong(event.number))
 
-    # --- membership ---------------------------------------------------------------------------------------------
+    # --- membership -------------------------------------------------------------------------------
 
     def _record(self, node_id: str, row: NodeRow) -> None:
         """Notes a node's state in the journal; what is sent after it in the same batch may rely on it."""
@@ -296,7 +296,7 @@ class Head(Part):
             if entry.address != but:
                 self.out.send(entry.address, changed)
 
-    # --- slots ------------------------------------------------------------------------------------------------------
+    # --- slots ------------------------------------------------------------------------------------
 
     @on(SlotsSought)
     def _sought(self, event: SlotsSought, now: float, sender: str) -> None:
@@ -348,7 +348,7 @@ class Head(Part):
         able = candidates(self.nodes(), seeker.sought.shape, seeker.sought.placement)
         return any(entry.address != seeker.node and covers(entry.available, need) for entry in able)
 
-    # --- questions ----------------------------------------------------------------------------------------------------
+    # --- questions --------------------------------------------------------------------------------
 
     @on(Asked)
     def _asked(self, event: Asked, now: float, sender: str) -> None:

@@ -47,7 +47,7 @@ def check(machine: object) -> list[str]:
     ]
 
 
-# --- Node: slots and workers ---------------------------------------------------------------------------------------
+# --- Node: slots and workers ----------------------------------------------------------------------
 
 
 @law("N-1", "no node is over-allocated, but in CPU by tasks that go on after they waited", "Node")
@@ -123,7 +123,7 @@ def _counts_are_right(node: Node) -> Iterator[str]:
         yield f"{node.leases.asked_back} asked back, really {asked}"
 
 
-# --- Node: store ---------------------------------------------------------------------------------------------------
+# --- Node: store ----------------------------------------------------------------------------------
 
 
 @law("S-1", "what is used and granted fits the limit", "Node")
@@ -202,7 +202,7 @@ def _no_idle_room(node: Node) -> Iterator[str]:
         yield f"the first waits for {store.asks[0].size_bytes} bytes, {room} are free"
 
 
-# --- Head ----------------------------------------------------------------------------------------------------------
+# --- Head -----------------------------------------------------------------------------------------
 
 
 @law("H-1", "a node id has at most one life, under the epoch that the journal holds", "Head")

@@ -6,7 +6,7 @@ running total, so that a receiver can tell what is stale. The order of fields is
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -21,10 +21,10 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """Something said by one process to another, or by a shell to its own machine."""
 
 
-# --- parts -----------------------------------------------------------------------------------------------------
+# --- parts ----------------------------------------------------------------------------------------
 
 
-class RefTo(Record):
+class RefTo(Record, frozen=True):
     """A reference as it travels: whom to ask about the object, and whom when that process is dead."""
 
     oid: bytes
@@ -32,14 +32,14 @@ class RefTo(Record):
     heir: str = ""
 
 
-class Inline(Message):
+class Inline(Message, frozen=True):
     """A small value itself, with the references that are inside of it."""
 
     blob: bytes
     contained: tuple[RefTo, ...] = ()
 
 
-class Stored(Message):
+class Stored(Message, frozen=True):
     """A value in the stores of these nodes (their addresses)."""
 
     size_bytes: int
@@ -47,9 +47,10 @@ class Stored(Message):
     contained: tuple[RefTo, ...] = ()
 
 
-class Failed(Message):
+class Failed(Message, frozen=True):
     """The value is an error, packed by errors.pack_error; kind tells who erred (see ErrorKind)."""
 
+    contained: ClassVar[tuple[RefTo, ...]] = ()
     error: bytes
     kind: str = "task"
 
@@ -57,7 +58,7 @@ class Failed(Message):
 Value = Inline | Stored | Failed
 
 
-class TaskSpec(Record):
+class TaskSpec(Record, frozen=True):
     """Everything that is needed to run a task, now or again."""
 
     id: bytes
@@ -78,7 +79,7 @@ class TaskSpec(Record):
     parent: bytes = b""
 
 
-class Death(Record):
+class Death(Record, frozen=True):
     """How a process ended, told by the node that reaped it."""
 
     worker_id: str
@@ -91,17 +92,17 @@ class Death(Record):
     log_lines: tuple[str, ...] = ()
 
 
-# --- owner -> executor -----------------------------------------------------------------------------------------
+# --- owner -> executor ----------------------------------------------------------------------------
 
 
-class PutFunction(Message):
+class PutFunction(Message, frozen=True):
     """The pickled function that later tasks on this link name by its id."""
 
     function: bytes
     blob: bytes
 
 
-class PushTask(Message):
+class PushTask(Message, frozen=True):
     """Run this task; values has one entry for each of deps, then one for args_object if there is one."""
 
     spec: TaskSpec
@@ -114,7 +115,7 @@ class PushTask(Message):
     children: tuple[tuple[bytes, Value], ...] = ()  # results of children of an earlier attempt
 
 
-class CancelTask(Message):
+class CancelTask(Message, frozen=True):
     """Stop the task: drop it when it has not begun, else raise TaskCancelled in it, and in its children if recursive."""
 
     task: bytes
@@ -122,14 +123,14 @@ class CancelTask(Message):
     recursive: bool
 
 
-class TakeBack(Message):
+class TakeBack(Message, frozen=True):
     """Give back those of these tasks that have not begun."""
 
     tasks: tuple[bytes, ...]
     lease: int
 
 
-class StreamConsumed(Message):
+class StreamConsumed(Message, frozen=True):
     """The reader of the stream has taken this many items."""
 
     task: bytes
@@ -137,10 +138,10 @@ class StreamConsumed(Message):
     items: int
 
 
-# --- executor -> owner -----------------------------------------------------------------------------------------
+# --- executor -> owner ----------------------------------------------------------------------------
 
 
-class TaskDone(Message):
+class TaskDone(Message, frozen=True):
     """The attempt ended well; held lists borrowed objects that the worker still refers to."""
 
     task: bytes
@@ -153,7 +154,7 @@ class TaskDone(Message):
     began_us: int = 0  # on the clock of the worker's host
 
 
-class TaskFailed(Message):
+class TaskFailed(Message, frozen=True):
     """The attempt ended with an error of the user's code, or by cancelling or a time limit (kind)."""
 
     task: bytes
@@ -167,7 +168,7 @@ class TaskFailed(Message):
     began_us: int = 0
 
 
-class TakenBack(Message):
+class TakenBack(Message, frozen=True):
     """These tasks had not begun and will not run here; blocked: what runs waits in get, so send no more for now."""
 
     tasks: tuple[bytes, ...]
@@ -175,7 +176,7 @@ class TakenBack(Message):
     blocked: bool = False
 
 
-class StreamItem(Message):
+class StreamItem(Message, frozen=True):
     """The index-th item of a streaming task."""
 
     task: bytes
@@ -184,7 +185,7 @@ class StreamItem(Message):
     value: Value
 
 
-class StashAdded(Message):
+class StashAdded(Message, frozen=True):
     """What a running task would need to take the same way again: its choices and its children's results."""
 
     task: bytes
@@ -193,10 +194,10 @@ class StashAdded(Message):
     children: tuple[tuple[bytes, Value], ...] = ()
 
 
-# --- owner <-> node --------------------------------------------------------------------------------------------
+# --- owner <-> node -------------------------------------------------------------------------------
 
 
-class LeaseDemand(Message):
+class LeaseDemand(Message, frozen=True):
     """In total, this owner has asked this node for so many leases of this shape (grants included; may go down)."""
 
     shape: Shape
@@ -206,7 +207,7 @@ class LeaseDemand(Message):
     priority: float
 
 
-class LeaseGranted(Message):
+class LeaseGranted(Message, frozen=True):
     """A worker process is this owner's for tasks of this shape until it returns the lease or the lease is lost."""
 
     lease: int
@@ -217,7 +218,7 @@ class LeaseGranted(Message):
     node_id: str
 
 
-class LeaseRedirected(Message):
+class LeaseRedirected(Message, frozen=True):
     """This node cannot serve the demand soon; that one can."""
 
     shape: Shape
@@ -225,7 +226,7 @@ class LeaseRedirected(Message):
     node: str
 
 
-class LeaseDelayed(Message):
+class LeaseDelayed(Message, frozen=True):
     """Why the demand is not met yet, for people."""
 
     shape: Shape
@@ -233,26 +234,26 @@ class LeaseDelayed(Message):
     reason: str
 
 
-class LeaseReturned(Message):
+class LeaseReturned(Message, frozen=True):
     """The owner needs the lease no more."""
 
     lease: int
 
 
-class LeaseWanted(Message):
+class LeaseWanted(Message, frozen=True):
     """Others wait for such slots: return the lease as soon as what was sent on it is done."""
 
     lease: int
 
 
-class LeaseLost(Message):
+class LeaseLost(Message, frozen=True):
     """The worker of the lease is dead."""
 
     lease: int
     death: Death
 
 
-class KillWorker(Message):
+class KillWorker(Message, frozen=True):
     """Kill the worker of this lease (a forced cancel)."""
 
     lease: int
@@ -260,10 +261,10 @@ class KillWorker(Message):
     reason: str
 
 
-# --- worker -> node --------------------------------------------------------------------------------------------
+# --- worker -> node -------------------------------------------------------------------------------
 
 
-class WorkerStarted(Message):
+class WorkerStarted(Message, frozen=True):
     """A worker process listens."""
 
     worker_id: str
@@ -271,21 +272,21 @@ class WorkerStarted(Message):
     address: str
 
 
-class WorkerBlocked(Message):
+class WorkerBlocked(Message, frozen=True):
     """The worker's task waits in get: its slot is free for others. blocked=False: it goes on."""
 
     worker_id: str
     blocked: bool
 
 
-class WorkerStuck(Message):
+class WorkerStuck(Message, frozen=True):
     """The worker cannot stop its task by itself: kill it."""
 
     worker_id: str
     reason: str
 
 
-class Joined(Message):
+class Joined(Message, frozen=True):
     """A driver (or another process that owns and reads objects) uses this node."""
 
     address: str
@@ -293,7 +294,7 @@ class Joined(Message):
     role: str
 
 
-class Welcome(Message):
+class Welcome(Message, frozen=True):
     """What a joining process needs to know."""
 
     node_id: str
@@ -304,17 +305,17 @@ class Welcome(Message):
     head: str
 
 
-# --- store -----------------------------------------------------------------------------------------------------
+# --- store ----------------------------------------------------------------------------------------
 
 
-class SpaceAsked(Message):
+class SpaceAsked(Message, frozen=True):
     """May I make an object of this size? request is echoed."""
 
     request: int
     size_bytes: int
 
 
-class SpaceGiven(Message):
+class SpaceGiven(Message, frozen=True):
     """The answer: granted, or the text of the error (kind StoreFull or OutOfDisk)."""
 
     request: int
@@ -323,13 +324,13 @@ class SpaceGiven(Message):
     reason: str = ""
 
 
-class SpaceReturned(Message):
+class SpaceReturned(Message, frozen=True):
     """Granted space that was not used after all."""
 
     size_bytes: int
 
 
-class ObjectSealed(Message):
+class ObjectSealed(Message, frozen=True):
     """An object is now in the store of this host (its space had been granted)."""
 
     oid: bytes
@@ -337,26 +338,26 @@ class ObjectSealed(Message):
     owner: str
 
 
-class ObjectFreed(Message):
+class ObjectFreed(Message, frozen=True):
     """Nobody needs these objects: drop the copies. Sent by owners to nodes and by nodes to the process that wrote them."""
 
     oids: tuple[bytes, ...]
 
 
-class SegmentKept(Message):
+class SegmentKept(Message, frozen=True):
     """The writer put a freed segment of this many bytes into its warm pool (0: removed)."""
 
     oid: bytes
     kept_bytes: int
 
 
-class PoolTrimmed(Message):
+class PoolTrimmed(Message, frozen=True):
     """Order to a writer: give back this much of the warm pool; and its answer with what was given."""
 
     size_bytes: int
 
 
-class ObjectWanted(Message):
+class ObjectWanted(Message, frozen=True):
     """Have this object in the local store: read it back from disk or pull it from one of these nodes."""
 
     oid: bytes
@@ -365,13 +366,13 @@ class ObjectWanted(Message):
     nodes: tuple[str, ...]
 
 
-class ObjectHere(Message):
+class ObjectHere(Message, frozen=True):
     """The object is in the local store now."""
 
     oid: bytes
 
 
-class ObjectMissing(Message):
+class ObjectMissing(Message, frozen=True):
     """The object could not be had from these nodes."""
 
     oid: bytes
@@ -379,50 +380,50 @@ class ObjectMissing(Message):
     reason: str
 
 
-class CopyAdded(Message):
+class CopyAdded(Message, frozen=True):
     """Node to owner: this node holds a copy too."""
 
     oid: bytes
     node: str
 
 
-class CopiesLost(Message):
+class CopiesLost(Message, frozen=True):
     """To the owner: these nodes do not have the object (any more)."""
 
     oid: bytes
     nodes: tuple[str, ...]
 
 
-class ObjectAdopted(Message):
+class ObjectAdopted(Message, frozen=True):
     """To a node: the object has another owner now."""
 
     oid: bytes
     owner: str
 
 
-class OwnerEnded(Message):
+class OwnerEnded(Message, frozen=True):
     """To a node: what this owner left and nobody adopted can go."""
 
     owner: str
 
 
-# --- owner <-> owner -------------------------------------------------------------------------------------------
+# --- owner <-> owner ------------------------------------------------------------------------------
 
 
-class WatchObject(Message):
+class WatchObject(Message, frozen=True):
     """Tell me when the object has a value."""
 
     oid: bytes
 
 
-class ObjectReady(Message):
+class ObjectReady(Message, frozen=True):
     """The object's value, or its new value after a loss."""
 
     oid: bytes
     value: Value
 
 
-class BorrowAdded(Message):
+class BorrowAdded(Message, frozen=True):
     """This process holds references to the object; count introductions; confirm: answer with BorrowConfirmed."""
 
     oid: bytes
@@ -431,20 +432,20 @@ class BorrowAdded(Message):
     confirm: bool = False
 
 
-class BorrowConfirmed(Message):
+class BorrowConfirmed(Message, frozen=True):
     """The owner knows the borrower."""
 
     oid: bytes
 
 
-class BorrowDropped(Message):
+class BorrowDropped(Message, frozen=True):
     """The process holds no reference any more; takes back this many introductions."""
 
     oid: bytes
     count: int
 
 
-class CancelObject(Message):
+class CancelObject(Message, frozen=True):
     """A borrower asks to cancel the task that makes the object."""
 
     oid: bytes
@@ -452,22 +453,22 @@ class CancelObject(Message):
     recursive: bool
 
 
-class FreeObject(Message):
+class FreeObject(Message, frozen=True):
     """A borrower asks to free the object's value everywhere."""
 
     oid: bytes
 
 
-class LoseObject(Message):
+class LoseObject(Message, frozen=True):
     """Failure laboratory: drop every copy of the object, keep its lineage."""
 
     oid: bytes
 
 
-# --- node <-> head ---------------------------------------------------------------------------------------------
+# --- node <-> head --------------------------------------------------------------------------------
 
 
-class NodeEntry(Record):
+class NodeEntry(Record, frozen=True):
     """A node as others see it."""
 
     node_id: str
@@ -480,39 +481,39 @@ class NodeEntry(Record):
     epoch: int = 0
 
 
-class NodeJoined(Message):
+class NodeJoined(Message, frozen=True):
     """A node registers, for the first time or again after the head or the link was lost."""
 
     entry: NodeEntry
 
 
-class NodeAccepted(Message):
+class NodeAccepted(Message, frozen=True):
     """The head's answer: the epoch under which the node now lives, and its peers."""
 
     epoch: int
     nodes: tuple[NodeEntry, ...]
 
 
-class NodeFenced(Message):
+class NodeFenced(Message, frozen=True):
     """The head had declared this node dead: it must begin a new life (kill its workers, new epoch)."""
 
     epoch: int
 
 
-class NodeReport(Message):
+class NodeReport(Message, frozen=True):
     """Spare capacity and queue of a node, sent when it changed, at most every report interval; also its sign of life."""
 
     entry: NodeEntry
 
 
-class NodesChanged(Message):
+class NodesChanged(Message, frozen=True):
     """Head to nodes, nodes to their processes: who is there, and who died since."""
 
     nodes: tuple[NodeEntry, ...]
     dead: tuple[str, ...] = ()  # addresses of nodes that are dead for good
 
 
-class SlotsSought(Message):
+class SlotsSought(Message, frozen=True):
     """A node asks: who could serve this demand of an owner?"""
 
     owner: str
@@ -521,7 +522,7 @@ class SlotsSought(Message):
     count: int
 
 
-class SlotsFound(Message):
+class SlotsFound(Message, frozen=True):
     """The head's answer: a node's address, or none and why."""
 
     owner: str
@@ -531,10 +532,10 @@ class SlotsFound(Message):
     reason: str = ""
 
 
-# --- asking and answering, for people ---------------------------------------------------------------------------
+# --- asking and answering, for people -------------------------------------------------------------
 
 
-class Asked(Message):
+class Asked(Message, frozen=True):
     """A question (stats, nodes, story, stack ...) with a number that the answer repeats; scope: local or cluster."""
 
     request: int
@@ -543,7 +544,7 @@ class Asked(Message):
     scope: str = "cluster"
 
 
-class Answered(Message):
+class Answered(Message, frozen=True):
     """The answer to a question: JSON-like content."""
 
     request: int
@@ -551,7 +552,7 @@ class Answered(Message):
     content: Any
 
 
-class LogLines(Message):
+class LogLines(Message, frozen=True):
     """Lines that a task printed, for the driver; stream is out or err."""
 
     source: str
@@ -559,7 +560,7 @@ class LogLines(Message):
     lines: tuple[str, ...]
 
 
-class ChaosOrdered(Message):
+class ChaosOrdered(Message, frozen=True):
     """Failure laboratory: do this harm here (kill, freeze, thaw, cut, heal, arm a named point)."""
 
     action: str
@@ -567,25 +568,25 @@ class ChaosOrdered(Message):
     argument: Any = None
 
 
-class Ping(Message):
+class Ping(Message, frozen=True):
     """Are you there? The answer is Pong."""
 
     number: int
 
 
-class Pong(Message):
+class Pong(Message, frozen=True):
     """Still here."""
 
     number: int
 
 
-class Goodbye(Message):
+class Goodbye(Message, frozen=True):
     """The sender ends on purpose."""
 
     reason: str = ""
 
 
-class PeerLost(Message):
+class PeerLost(Message, frozen=True):
     """From the link to its own machine: that process is gone for good."""
 
     peer: str

@@ -54,7 +54,7 @@ class Node(Part):
         self._reported_s = NEVER_S
         self._report_timer = False
 
-    # --- the door ---------------------------------------------------------------------------------------------
+    # --- the door ---------------------------------------------------------------------------------
 
     def start(self, now: float) -> list[Command]:
         """The commands with which a node begins."""
@@ -120,7 +120,7 @@ class Node(Part):
     def _ping(self, event: Ping, now: float, sender: str) -> None:
         self.desk.out.send(sender, Pong(event.number))
 
-    # --- processes of this host ---------------------------------------------------------------------------------
+    # --- processes of this host -------------------------------------------------------------------
 
     @on(Joined)
     def _joined(self, event: Joined, now: float, sender: str) -> None:
@@ -196,7 +196,7 @@ class Node(Part):
         self.orphans.pop(event.owner, None)
         self._driver_ended(event.owner, now)
 
-    # --- head and other nodes -------------------------------------------------------------------------------------
+    # --- head and other nodes ---------------------------------------------------------------------
 
     def entry(self) -> NodeEntry:
         """This node as others see it."""

@@ -104,7 +104,7 @@ class Leases(Part):
         self.turns: dict[str, int] = {}  # owner -> when it was served last
         self._number = 0
 
-    # --- demands ----------------------------------------------------------------------------------------------
+    # --- demands ----------------------------------------------------------------------------------
 
     @on(LeaseDemand)
     def _demanded(self, event: LeaseDemand, now: float, sender: str) -> None:
@@ -143,7 +143,7 @@ class Leases(Part):
         """Leases that are wanted and not granted, over all owners."""
         return sum(demand.outstanding for demand in self.waiting.values())
 
-    # --- granting ---------------------------------------------------------------------------------------------
+    # --- granting ---------------------------------------------------------------------------------
 
     def serve(self, now: float) -> None:
         """Grants what can be granted, best first, and looks after what cannot."""
@@ -223,7 +223,7 @@ class Leases(Part):
         if demand.outstanding <= 0:
             self._stop_waiting(demand)
 
-    # --- what cannot be granted ---------------------------------------------------------------------------------
+    # --- what cannot be granted -------------------------------------------------------------------
 
     def _nodes(self) -> list[NodeEntry]:
         settings = self.desk.settings
@@ -328,7 +328,7 @@ class Leases(Part):
             self.asked_back += 1
             self.desk.out.send(best.owner, LeaseWanted(best.number))
 
-    # --- ends -------------------------------------------------------------------------------------------------
+    # --- ends -------------------------------------------------------------------------------------
 
     def _close(self, lease: Lease) -> None:
         """Forgets a lease; its amounts are free again."""

@@ -43,7 +43,7 @@ class Pool(Part):
         self._beat_s = 0.0
         self._timer_set = False
 
-    # --- how many ---------------------------------------------------------------------------------------------
+    # --- how many ---------------------------------------------------------------------------------
 
     def alive(self) -> int:
         """Processes that are not about to end."""
@@ -84,7 +84,7 @@ class Pool(Part):
         self.replenish(now)
         self.desk.leases_due = True
 
-    # --- states -----------------------------------------------------------------------------------------------
+    # --- states -----------------------------------------------------------------------------------
 
     def _move(self, worker: Worker, state: str) -> None:
         if (worker.state, state) not in MOVES:
@@ -172,7 +172,7 @@ class Pool(Part):
             delay_s = min(config.restart_delay_s * 2**doublings, config.restart_delay_s_max)
             self.not_before_s = now + delay_s
 
-    # --- watching ---------------------------------------------------------------------------------------------
+    # --- watching ---------------------------------------------------------------------------------
 
     @on(Pong)
     def _pong(self, event: Pong, now: float, sender: str) -> None:

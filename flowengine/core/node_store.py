@@ -72,7 +72,7 @@ class Store(Part):
         self.early_frees: dict[bytes, float] = {}
         self._timer_set = False
 
-    # --- room -------------------------------------------------------------------------------------------------
+    # --- room -------------------------------------------------------------------------------------
 
     @on(SpaceAsked)
     def _asked(self, event: SpaceAsked, now: float, sender: str) -> None:
@@ -127,7 +127,7 @@ class Store(Part):
         else:
             self.trimming.pop(writer, None)
 
-    # --- who waits for room -------------------------------------------------------------------------------------
+    # --- who waits for room -----------------------------------------------------------------------
 
     def serve(self, now: float) -> None:
         """Grants room in the order of the asks, makes room for the first that does not fit, gives up when it must."""
@@ -218,7 +218,7 @@ class Store(Part):
             need -= entry.size_bytes
             self.desk.out.add(SpillObject(entry.oid, entry.size_bytes))
 
-    # --- objects come -------------------------------------------------------------------------------------------
+    # --- objects come -----------------------------------------------------------------------------
 
     @on(ObjectSealed)
     def _sealed(self, event: ObjectSealed, now: float, sender: str) -> None:
@@ -319,7 +319,7 @@ class Store(Part):
             self.desk.out.send(waiter, ObjectMissing(entry.oid, nodes, reason))
         entry.waiters = {}
 
-    # --- what the shell reports -----------------------------------------------------------------------------------
+    # --- what the shell reports -------------------------------------------------------------------
 
     def _running(self, oid: bytes, kind: str) -> Entry | None:
         entry = self.entries.get(oid)
@@ -427,7 +427,7 @@ class Store(Part):
             self.desk.out.send(entry.owner, CopiesLost(entry.oid, (self.desk.me,)))
         self._forget(entry)
 
-    # --- objects go -------------------------------------------------------------------------------------------------
+    # --- objects go -------------------------------------------------------------------------------
 
     @on(ObjectFreed)
     def _freed(self, event: ObjectFreed, now: float, sender: str) -> None:
@@ -514,7 +514,7 @@ class Store(Part):
             self._unqueue(entry)
             self._drop(entry, quietly=True)
 
-    # --- owners and processes ----------------------------------------------------------------------------------------
+    # --- owners and processes ---------------------------------------------------------------------
 
     def _set_owner(self, entry: Entry, owner: str) -> None:
         if entry.owner == owner:

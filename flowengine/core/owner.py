@@ -6,11 +6,9 @@ references (owner_refs), slots (owner_leases) and what is done after a loss (own
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ..config import Config
 from . import commands as c
 from . import messages as m
 from . import owner_state as s
@@ -20,81 +18,19 @@ from .owner_recovery import RecoveryRules
 from .owner_refs import RefRules
 from .owner_state import Obj, State, Step, Stream, Task, Waiter
 
-SPANS_KEPT = 20_000  # runs for the timeline
-COUNTERS = (
-    "tasks_submitted tasks_executed tasks_retried objects_rebuilt objects_inlined stale_messages stash_entries_forwarded"
-).split()
-
-
-class Functions:
-    """Pickled functions by id; those that no live task names go, oldest first, when they grow over a bound."""
-
-    def __init__(self, idle_bytes_max: int) -> None:
-        self.blobs: dict[bytes, bytes] = {}
-        self.users: dict[bytes, int] = {}
-        self.idle: dict[bytes, None] = {}
-        self.idle_bytes = 0
-        self.idle_bytes_max = idle_bytes_max
-
-    def use(self, function: bytes, blob: bytes | None) -> None:
-        """A task names the function."""
-        if blob is not None and function not in self.blobs:
-            self.blobs[function] = blob
-        self.users[function] = self.users.get(function, 0) + 1
-        if function in self.idle:
-            del self.idle[function]
-            self.idle_bytes -= len(self.blobs[function])
-
-    def leave(self, function: bytes) -> list[bytes]:
-        """A task is done with the function; gives those that were forgotten now."""
-        self.users[function] -= 1
-        if self.users[function]:
-            return []
-        del self.users[function]
-        self.idle[function] = None
-        self.idle_bytes += len(self.blobs.get(function, b""))
-        gone: list[bytes] = []
-        while self.idle_bytes > self.idle_bytes_max and len(self.idle) > 1:
-            oldest = next(iter(self.idle))
-            del self.idle[oldest]
-            self.idle_bytes -= len(self.blobs.pop(oldest, b""))
-            gone.append(oldest)
-        return gone
-
 
 class Owner(RefRules, LeaseRules, RecoveryRules):
     """Decides; never waits, sends or reads a clock."""
 
-    def __init__(self, me: str, node: str, node_id: str, config: Config) -> None:
-        self.me = me
-        self.node = node
-        self.node_id = node_id
-        self.config = config
-        self.out: list[Any] = []
-        self.now = 0.0
-        self.tasks: dict[bytes, Task] = {}
-        self.objects: dict[bytes, Obj] = {}
-        self.waiters: dict[int, Waiter] = {}
-        self.ending: deque[tuple[Task, m.Failed]] = deque()  # tasks that end badly in this event
-        self.functions = Functions(config.function_bytes_max)
-        self.counters = dict.fromkeys(COUNTERS, 0)
-        self.spans: deque[tuple[m.TaskSpec, str, str, int, int, int, int, str]] = deque(maxlen=SPANS_KEPT)
-        self.init_refs()
-        self.init_leases()
-        self.init_recovery()
-
     def handle(self, event: m.Message, now: float, sender: str = "") -> list[Any]:
         """The one door."""
-        self.out = out = []
+        out: list[Any] = []
+        self.out = out
         self.now = now
         HANDLERS[type(event)](self, event, sender)
         return out
 
-    def send(self, to: str, message: m.Message, lazy: bool = False) -> None:
-        """Order a message to another process."""
-        self.out.append(c.Send(to, message, lazy))
-
-    # --- submission --------------------------------------------------------------------------------------------
+    # --- submission -------------------------------------------------------------------------------
 
     def submitted(self, event: s.Submitted, sender: str) -> None:
         """User code called a remote function: note the lineage, queue. No waiting, no round trip."""
@@ -148,7 +84,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
             task.step(Step.INPUTS_CAME)
             self.enqueue(task)
 
-    # --- the end of an attempt -----------------------------------------------------------------------------------
+    # --- the end of an attempt --------------------------------------------------------------------
 
     def current(self, task_id: bytes, attempt: int) -> Task | None:
         """The task, if this attempt is the one that counts; the one place that decides what is stale."""
@@ -306,7 +242,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
             self.dequeue(task)
         self.end_badly(task, error)
 
-    # --- values ------------------------------------------------------------------------------------------------
+    # --- values -----------------------------------------------------------------------------------
 
     def set_value(self, obj: Obj, value: m.Value, sender: str) -> None:
         """The object has a value (again): whoever waits for it goes on."""
@@ -357,7 +293,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
         if obj.value is None:
             self.set_value(obj, event.value, "")
 
-    # --- threads that wait ---------------------------------------------------------------------------------------
+    # --- threads that wait ------------------------------------------------------------------------
 
     def ready_asked(self, event: s.ReadyAsked, sender: str) -> None:
         """A thread waits for values."""
@@ -398,7 +334,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
         if waiter is not None:
             self.unhook(waiter)
 
-    # --- cancelling ----------------------------------------------------------------------------------------------
+    # --- cancelling -------------------------------------------------------------------------------
 
     def cancel_asked(self, event: s.CancelAsked, sender: str) -> None:
         """User code cancels the task behind an object; twice and too late are harmless."""
@@ -429,7 +365,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
         """A borrower cancels."""
         self.cancel_asked(s.CancelAsked(event.oid, event.force, event.recursive), sender)
 
-    # --- streams -------------------------------------------------------------------------------------------------
+    # --- streams ----------------------------------------------------------------------------------
 
     def stream_item(self, event: m.StreamItem, sender: str) -> None:
         """An item of a streaming task has come; one that came before is set only if it was lost."""
@@ -526,7 +462,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
         obj = self.objects.get(oid)
         return obj.maker if obj is not None else ""
 
-    # --- for people ------------------------------------------------------------------------------------------------
+    # --- for people -------------------------------------------------------------------------------
 
     def why(self, oid: bytes) -> str:
         """One line: what the object is and what it waits for."""

@@ -7,34 +7,23 @@ config.pipeline_s_max, so hundreds of microsecond tasks and one long one.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 from . import commands as c
 from . import messages as m
 from . import owner_state as s
+from .owner_base import OwnerBase
 from .owner_state import Cost, Demand, Lease, Queue, State, Step, Task
-
-if TYPE_CHECKING:
-    from .owner import Owner
 
 LEASES_ASKED_MAX = 256
 FUNCTIONS_COSTED_MAX = 10_000
 
 
-class LeaseRules:
+class LeaseRules(OwnerBase):
     """Part of Owner: see there for the state."""
 
-    def init_leases(self: Owner) -> None:
-        """State of these rules."""
-        self.queues: dict[s.QueueKey, Queue] = {}
-        self.leases: dict[tuple[str, int], Lease] = {}
-        self.costs: dict[bytes, Cost] = {}
-        self.sent_functions: dict[str, dict[bytes, None]] = {}
-        self.pipeline_us_max = int(self.config.pipeline_s_max * 1e6)
+    # --- what is ready ----------------------------------------------------------------------------
 
-    # --- what is ready -------------------------------------------------------------------------------------------
-
-    def enqueue(self: Owner, task: Task) -> None:
+    def enqueue(self, task: Task) -> None:
         """A READY task: push it if a leased worker takes more, else queue it and ask for slots."""
         queue = self.queues.get(task.key)
         if queue is None:
@@ -51,7 +40,7 @@ class LeaseRules:
         queue.count += 1
         self.fill(queue)
 
-    def dequeue(self: Owner, task: Task) -> None:
+    def dequeue(self, task: Task) -> None:
         """The task is not wanted any more: take it out of its queue."""
         queue = self.queues[task.key]
         queue.ready[task.spec.priority].remove(task)
@@ -59,7 +48,7 @@ class LeaseRules:
         if queue.count == 0:
             self.withdraw(queue)
 
-    def next_ready(self: Owner, queue: Queue) -> Task:
+    def next_ready(self, queue: Queue) -> Task:
         for priority in queue.priorities:
             line = queue.ready[priority]
             if line:
@@ -67,7 +56,7 @@ class LeaseRules:
                 return line.popleft()
         raise LookupError("count says that a task is ready")
 
-    def fill(self: Owner, queue: Queue) -> None:
+    def fill(self, queue: Queue) -> None:
         """Push what is ready to workers that take more; then ask for more slots, or give up what is too much."""
         while queue.count and queue.rotation:
             self.push(queue.rotation[0], self.next_ready(queue))
@@ -76,16 +65,16 @@ class LeaseRules:
         elif queue.demand:
             self.withdraw(queue)
 
-    # --- pushing -------------------------------------------------------------------------------------------------
+    # --- pushing ----------------------------------------------------------------------------------
 
-    def run_us(self: Owner, task: Task) -> int:
+    def run_us(self, task: Task) -> int:
         """Expected run time; unknown functions count as half a pipeline."""
         cost = self.costs.get(task.spec.function)
         if cost is None or cost.run_us < 0:
             return self.pipeline_us_max >> 1
         return int(cost.run_us) + 5
 
-    def push(self: Owner, lease: Lease, task: Task) -> None:
+    def push(self, lease: Lease, task: Task) -> None:
         """Send the task to the worker; at once when it is idle, else with what follows."""
         spec = task.spec
         task.step(Step.PUSHED)
@@ -117,7 +106,7 @@ class LeaseRules:
         elif len(lease.queue.rotation) > 1:
             lease.queue.rotation.rotate(-1)
 
-    def takes_more(self: Owner, lease: Lease) -> bool:
+    def takes_more(self, lease: Lease) -> bool:
         waiting = len(lease.inflight)
         if lease.unwanted or lease.taking_back:
             return False
@@ -125,7 +114,7 @@ class LeaseRules:
             return True
         return lease.load_us < self.pipeline_us_max and waiting < self.config.pipeline_tasks_max
 
-    def left_lease(self: Owner, task: Task, run_us: int) -> None:
+    def left_lease(self, task: Task, run_us: int) -> None:
         """The attempt is off its worker: learn its cost, then give the worker more or the node its slot."""
         lease = task.lease
         task.lease = None
@@ -141,7 +130,7 @@ class LeaseRules:
         lease.load_us = max(0, lease.load_us - expected) if lease.inflight else 0
         self.reopen(lease)
 
-    def learn(self: Owner, function: bytes, run_us: int) -> None:
+    def learn(self, function: bytes, run_us: int) -> None:
         cost = self.costs.get(function)
         if cost is None:
             if len(self.costs) >= FUNCTIONS_COSTED_MAX:
@@ -152,7 +141,7 @@ class LeaseRules:
         else:
             cost.run_us += (run_us - cost.run_us) * 0.1
 
-    def reopen(self: Owner, lease: Lease) -> None:
+    def reopen(self, lease: Lease) -> None:
         queue = lease.queue
         if not lease.open and self.takes_more(lease):
             lease.open = True
@@ -165,9 +154,9 @@ class LeaseRules:
             else:
                 self.idle(lease)
 
-    # --- idle workers --------------------------------------------------------------------------------------------
+    # --- idle workers -----------------------------------------------------------------------------
 
-    def idle(self: Owner, lease: Lease) -> None:
+    def idle(self, lease: Lease) -> None:
         """Nothing to do for the worker: take back what waits behind others, or give it up after a while."""
         queue = lease.queue
         lease.idle_since = self.now
@@ -177,7 +166,7 @@ class LeaseRules:
             delay_s = 0.002 if busy else self.config.lease_idle_s
             self.out.append(c.SetTimer(delay_s, s.IdleLooked(*queue.key)))
 
-    def idle_looked(self: Owner, event: s.IdleLooked, sender: str) -> None:
+    def idle_looked(self, event: s.IdleLooked, sender: str) -> None:
         """Timer: are there idle workers of ours?"""
         queue = self.queues.get((event.shape, event.placement))
         if queue is None:
@@ -206,21 +195,21 @@ class LeaseRules:
         elif not queue.leases and not queue.count:
             self.forget_queue(queue)
 
-    def forget_queue(self: Owner, queue: Queue) -> None:
+    def forget_queue(self, queue: Queue) -> None:
         if all(demand.granted == demand.wanted_total for demand in queue.demand.values()) and len(self.queues) > 64:
             del self.queues[queue.key]
 
-    def is_slow(self: Owner, lease: Lease) -> bool:
+    def is_slow(self, lease: Lease) -> bool:
         return lease.load_us > 2_000 or self.now - lease.progress_at > 0.002
 
-    def take_back(self: Owner, lease: Lease, tasks: list[bytes]) -> None:
+    def take_back(self, lease: Lease, tasks: list[bytes]) -> None:
         lease.taking_back = True
         if lease.open:
             lease.open = False
             lease.queue.rotation.remove(lease)
         self.send(lease.worker, m.TakeBack(tuple(tasks), lease.id))
 
-    def taken_back(self: Owner, event: m.TakenBack, sender: str) -> None:
+    def taken_back(self, event: m.TakenBack, sender: str) -> None:
         """The worker gave back tasks that had not begun."""
         lease = next((le for le in self.leases.values() if le.id == event.lease and le.worker == sender), None)
         again: list[Task] = []
@@ -246,15 +235,15 @@ class LeaseRules:
         if lease is not None:
             self.balance(lease.queue)
 
-    def balance(self: Owner, queue: Queue) -> None:
+    def balance(self, queue: Queue) -> None:
         """After a taking back: idle workers come first in the rotation."""
         if len(queue.rotation) > 1:
             queue.rotation = deque(sorted(queue.rotation, key=lambda lease: lease.load_us))
         self.fill(queue)
 
-    # --- asking for slots and giving them up -------------------------------------------------------------------------
+    # --- asking for slots and giving them up ------------------------------------------------------
 
-    def ask(self: Owner, queue: Queue) -> None:
+    def ask(self, queue: Queue) -> None:
         """Tell the home node (and whom it named) how many slots would be of use."""
         if not queue.demand:
             queue.demand[self.node] = Demand()
@@ -264,20 +253,20 @@ class LeaseRules:
             if outstanding == 0 or target >= 2 * outstanding:
                 self.tell_demand(queue, node, demand, target)
 
-    def withdraw(self: Owner, queue: Queue) -> None:
+    def withdraw(self, queue: Queue) -> None:
         """Nothing waits: more slots are not needed."""
         queue.reason = ""
         for node, demand in list(queue.demand.items()):
             if demand.wanted_total != demand.granted:
                 self.tell_demand(queue, node, demand, 0)
 
-    def tell_demand(self: Owner, queue: Queue, node: str, demand: Demand, outstanding: int) -> None:
+    def tell_demand(self, queue: Queue, node: str, demand: Demand, outstanding: int) -> None:
         demand.wanted_total = demand.granted + outstanding
         shape, placement = queue.key
         priority = queue.priorities[0] if queue.priorities else 0
         self.send(node, m.LeaseDemand(shape, placement, demand.wanted_total, self.depth, priority))
 
-    def lease_granted(self: Owner, event: m.LeaseGranted, sender: str) -> None:
+    def lease_granted(self, event: m.LeaseGranted, sender: str) -> None:
         """A worker is ours for a while."""
         queue = self.queues.get((event.shape, event.placement))
         if queue is None:
@@ -297,7 +286,7 @@ class LeaseRules:
         if not lease.inflight:
             self.idle(lease)
 
-    def lease_redirected(self: Owner, event: m.LeaseRedirected, sender: str) -> None:
+    def lease_redirected(self, event: m.LeaseRedirected, sender: str) -> None:
         """The node cannot serve us soon; another one can."""
         queue = self.queues.get((event.shape, event.placement))
         if queue is None or not queue.count:
@@ -306,13 +295,13 @@ class LeaseRules:
             queue.demand[event.node] = Demand()
         self.ask(queue)
 
-    def lease_delayed(self: Owner, event: m.LeaseDelayed, sender: str) -> None:
+    def lease_delayed(self, event: m.LeaseDelayed, sender: str) -> None:
         """Why no slot comes, for people."""
         queue = self.queues.get((event.shape, event.placement))
         if queue is not None:
             queue.reason = event.reason
 
-    def lease_wanted(self: Owner, event: m.LeaseWanted, sender: str) -> None:
+    def lease_wanted(self, event: m.LeaseWanted, sender: str) -> None:
         """Others wait for such a slot: finish what was sent, then return it."""
         lease = self.leases.get((sender, event.lease))
         if lease is None:
@@ -326,14 +315,14 @@ class LeaseRules:
         elif len(lease.inflight) > 1 and not lease.taking_back:
             self.take_back(lease, list(lease.inflight)[1:])
 
-    def return_lease(self: Owner, lease: Lease) -> None:
+    def return_lease(self, lease: Lease) -> None:
         """The worker is not ours any more."""
         self.drop_lease(lease)
         self.send(lease.node, m.LeaseReturned(lease.id))
         if lease.queue.count:
             self.ask(lease.queue)
 
-    def drop_lease(self: Owner, lease: Lease) -> None:
+    def drop_lease(self, lease: Lease) -> None:
         queue = lease.queue
         self.leases.pop((lease.node, lease.id), None)
         queue.leases.pop((lease.node, lease.id), None)
@@ -341,7 +330,7 @@ class LeaseRules:
             lease.open = False
             queue.rotation.remove(lease)
 
-    def forget_function(self: Owner, function: bytes) -> None:
+    def forget_function(self, function: bytes) -> None:
         """The function's pickled form is gone here; a worker that still has it would do no harm."""
         for functions in self.sent_functions.values():
             functions.pop(function, None)

@@ -7,48 +7,24 @@ children's results) to the parent's owner, who hands it to the next attempt: aft
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import msgspec
-
 from ..errors import ObjectLost, TaskCancelled, WorkerCrashed, pack_error
 from ..recovery.lineage import closure
 from . import commands as c
 from . import messages as m
 from . import owner_state as s
 from .ids import short
-from .owner_state import Obj, State, Step, Task
-
-if TYPE_CHECKING:
-    from .owner import Owner
+from .owner_base import OwnerBase
+from .owner_state import Obj, Parent, State, Step, Task
 
 DEAD_REMEMBERED_MAX = 10_000
 
 
-class Parent(msgspec.Struct):
-    """A task whose user code runs in this process and may submit children."""
-
-    task: bytes
-    caller: str
-    attempt: int
-    stashed_bytes: int = 0
-
-
-class RecoveryRules:
+class RecoveryRules(OwnerBase):
     """Part of Owner: see there for the state."""
 
-    def init_recovery(self: Owner) -> None:
-        """State of these rules."""
-        self.dead: dict[str, None] = {}  # addresses of processes and nodes that are gone for good
-        self.parents: dict[bytes, Parent] = {}
-        self.left_children: dict[bytes, m.Value] = {}  # results that an earlier attempt of the parent left
-        self.unconfirmed: dict[bytes, list[Task]] = {}
-        self.fetch_errors: dict[bytes, str] = {}
-        self.depth = 0
+    # --- lost workers and nodes -------------------------------------------------------------------
 
-    # --- lost workers and nodes ------------------------------------------------------------------------------------
-
-    def lease_lost(self: Owner, event: m.LeaseLost, sender: str) -> None:
+    def lease_lost(self, event: m.LeaseLost, sender: str) -> None:
         """The worker of a lease is dead: what it ran crashed, what waited there did not begin."""
         lease = self.leases.get((sender, event.lease))
         if lease is None:
@@ -71,7 +47,7 @@ class RecoveryRules:
         self.process_died(lease.worker, sender)
         self.fill(lease.queue)
 
-    def crashed(self: Owner, task: Task, death: m.Death) -> None:
+    def crashed(self, task: Task, death: m.Death) -> None:
         """The worker died while it ran this task."""
         if not task.wanted:
             self.end_badly(task, m.Failed(task.why_unwanted, "cancelled"))
@@ -82,8 +58,8 @@ class RecoveryRules:
             error = WorkerCrashed(
                 death.reason,
                 who=task.spec.name,
-                host=death.host or None,
-                pid=death.pid or None,
+                host=death.host,
+                pid=death.pid,
                 exit_code=death.exit_code if death.pid else None,
                 attempt=task.crashes,
                 attempts_max=limit + 1,
@@ -95,12 +71,12 @@ class RecoveryRules:
         self.counters["tasks_retried"] += 1
         self.try_again(task)
 
-    def note_dead(self: Owner, address: str) -> None:
+    def note_dead(self, address: str) -> None:
         self.dead[address] = None
         if len(self.dead) > DEAD_REMEMBERED_MAX:
             del self.dead[next(iter(self.dead))]
 
-    def peer_lost(self: Owner, event: m.PeerLost, sender: str) -> None:
+    def peer_lost(self, event: m.PeerLost, sender: str) -> None:
         """A link says that a process is gone for good. A leased worker's end is told by its node, with the reason."""
         peer = event.peer
         if peer in self.dead:
@@ -115,7 +91,7 @@ class RecoveryRules:
             return
         self.process_died(peer, "")
 
-    def process_died(self: Owner, address: str, node: str) -> None:
+    def process_died(self, address: str, node: str) -> None:
         """Whatever a dead process held, owned or stored as a node."""
         self.sent_functions.pop(address, None)
         for obj in list(self.borrowed_by.pop(address, {}).values()):
@@ -133,12 +109,12 @@ class RecoveryRules:
                 self.ask(queue)
         self.copies_died(address)
 
-    def nodes_changed(self: Owner, event: m.NodesChanged, sender: str) -> None:
+    def nodes_changed(self, event: m.NodesChanged, sender: str) -> None:
         """The head says who is there."""
         for node in event.dead:
             self.peer_lost(m.PeerLost(node, "the head declared the node dead"), "")
 
-    def copies_died(self: Owner, node: str) -> None:
+    def copies_died(self, node: str) -> None:
         """A store is gone: every copy that was there, in one go."""
         needed: list[Obj] = []
         for obj in list(self.objects.values()):
@@ -148,9 +124,9 @@ class RecoveryRules:
         if needed:
             self.want(needed)
 
-    # --- lost copies -------------------------------------------------------------------------------------------------
+    # --- lost copies ------------------------------------------------------------------------------
 
-    def without_copies(self: Owner, obj: Obj, nodes: tuple[str, ...]) -> bool:
+    def without_copies(self, obj: Obj, nodes: tuple[str, ...]) -> bool:
         """Take these nodes off the object's list; True when it has no copy left and somebody waits for it."""
         value = obj.value
         if type(value) is not m.Stored:
@@ -171,21 +147,21 @@ class RecoveryRules:
                 self.release(inner)
         return self.is_awaited(obj)
 
-    def is_awaited(self: Owner, obj: Obj) -> bool:
+    def is_awaited(self, obj: Obj) -> bool:
         return bool(obj.fetchers or obj.waiters or obj.dependents or obj.watchers)
 
-    def copies_lost(self: Owner, obj: Obj, nodes: tuple[str, ...]) -> None:
+    def copies_lost(self, obj: Obj, nodes: tuple[str, ...]) -> None:
         """These nodes do not have the object: take another copy, else make it again when somebody waits for it."""
         if self.without_copies(obj, nodes):
             self.want([obj])
 
-    def copies_lost_told(self: Owner, event: m.CopiesLost, sender: str) -> None:
+    def copies_lost_told(self, event: m.CopiesLost, sender: str) -> None:
         """A borrower found copies gone."""
         obj = self.objects.get(event.oid)
         if obj is not None:
             self.copies_lost(obj, event.nodes)
 
-    def rebuild(self: Owner, lost: list[Obj]) -> None:
+    def rebuild(self, lost: list[Obj]) -> None:
         """Make lost objects again: the producing tasks of the whole lost set, inputs before dependents."""
         makers: list[Task] = []
         for obj in lost:
@@ -203,7 +179,7 @@ class RecoveryRules:
             if obj.task is not None and obj.owner and obj.value is None and obj.owner in self.dead:
                 self.begin_rebuild(obj.task)
 
-    def lost_inputs(self: Owner, task: Task) -> list[Task]:
+    def lost_inputs(self, task: Task) -> list[Task]:
         """The tasks that must run before this one can."""
         return [
             obj.task
@@ -211,7 +187,7 @@ class RecoveryRules:
             if obj.value is None and obj.task is not None and not obj.owner and obj.task.state is State.DONE
         ]
 
-    def begin_rebuild(self: Owner, task: Task) -> None:
+    def begin_rebuild(self, task: Task) -> None:
         if task.state is not State.DONE:
             return
         if task.rebuilds >= self.config.rebuilds_max:
@@ -234,22 +210,22 @@ class RecoveryRules:
             task.stream.ended = False
         self.look_at_inputs(task)
 
-    def lost_error(self: Owner, what: Obj | bytes, why: str) -> m.Failed:
+    def lost_error(self, what: Obj | bytes, why: str) -> m.Failed:
         """The packed ObjectLost of an object that cannot be made again."""
         oid = what if isinstance(what, bytes) else what.oid
         return m.Failed(pack_error(ObjectLost(f"object {short(oid)} is gone: {why}")), "lost")
 
-    def set_fetch_error(self: Owner, obj: Obj, reason: str) -> None:
+    def set_fetch_error(self, obj: Obj, reason: str) -> None:
         """The local store can never hold the object: readers here get the reason."""
         self.fetch_errors[obj.oid] = reason
         self.wake_fetchers(obj)
 
-    def cancelled_error(self: Owner, task: Task, force: bool) -> bytes:
+    def cancelled_error(self, task: Task, force: bool) -> bytes:
         """The packed TaskCancelled of a task."""
         how = " by force" if force else ""
         return pack_error(TaskCancelled(f"task {task.spec.name} {short(task.spec.id)} was cancelled{how}"))
 
-    def lose_asked(self: Owner, event: s.LoseAsked, sender: str) -> None:
+    def lose_asked(self, event: s.LoseAsked, sender: str) -> None:
         """Failure laboratory: every copy goes, lineage stays."""
         obj = self.objects.get(event.oid)
         if obj is None:
@@ -266,11 +242,11 @@ class RecoveryRules:
             obj.watched = False
             self.send(obj.owner, m.LoseObject(obj.oid))
 
-    def lose_object(self: Owner, event: m.LoseObject, sender: str) -> None:
+    def lose_object(self, event: m.LoseObject, sender: str) -> None:
         """A borrower's laboratory."""
         self.lose_asked(s.LoseAsked(event.oid), sender)
 
-    def durable_back(self: Owner, event: s.DurableBack, sender: str) -> None:
+    def durable_back(self, event: s.DurableBack, sender: str) -> None:
         """A durable value is in the store of this node again, or not even there."""
         obj = self.objects.get(event.oid)
         if obj is None or obj.value is not None:
@@ -281,9 +257,9 @@ class RecoveryRules:
             self.counters["objects_rebuilt"] += 1
             self.set_value(obj, m.Stored(0, (event.node,)), "")
 
-    # --- dead owners ---------------------------------------------------------------------------------------------------
+    # --- dead owners ------------------------------------------------------------------------------
 
-    def owner_died(self: Owner, obj: Obj) -> None:
+    def owner_died(self, obj: Obj) -> None:
         """The owner of a borrowed object is dead: adopt the value, have its parent task run again, or ask the heir."""
         value = obj.value
         if type(value) is m.Stored and all(node in self.dead for node in value.nodes):
@@ -308,7 +284,7 @@ class RecoveryRules:
             obj.introduced = 0
             self.set_value(obj, self.lost_error(obj, "the process that owned it died and left no value of it"), "")
 
-    def adopt(self: Owner, obj: Obj) -> None:
+    def adopt(self, obj: Obj) -> None:
         """The object is ours now; without lineage, since its maker's is gone."""
         self.unannounced.pop(obj.oid, None)
         obj.owner = ""
@@ -320,15 +296,15 @@ class RecoveryRules:
                 self.send(node, m.ObjectAdopted(obj.oid, self.me))
         self.release(obj)
 
-    # --- nested owners: what the next attempt of a parent will need -----------------------------------------------------
+    # --- nested owners: what the next attempt of a parent will need -------------------------------
 
-    def parent_began(self: Owner, event: s.ParentBegan, sender: str) -> None:
+    def parent_began(self, event: s.ParentBegan, sender: str) -> None:
         """User code of the task runs here: take over what an earlier attempt left."""
         self.parents[event.task] = Parent(event.task, event.caller, event.attempt)
         for oid, value in event.children:
             self.left_children[oid] = value
 
-    def parent_ended(self: Owner, event: s.ParentEnded, sender: str) -> None:
+    def parent_ended(self, event: s.ParentEnded, sender: str) -> None:
         """The task is over."""
         parent = self.parents.pop(event.task, None)
         if parent is None:
@@ -341,7 +317,7 @@ class RecoveryRules:
                 self.discard(value, [oid])
             self.left_children = {}
 
-    def adopt_child(self: Owner, task: Task) -> bool:
+    def adopt_child(self, task: Task) -> bool:
         """An earlier attempt of the parent had these results already."""
         values = [self.left_children.pop(obj.oid, None) for obj in task.results]
         if not values or any(value is None for value in values):
@@ -359,7 +335,7 @@ class RecoveryRules:
         self.settle(task)
         return True
 
-    def noted(self: Owner, event: s.Noted, sender: str) -> None:
+    def noted(self, event: s.Noted, sender: str) -> None:
         """The running task made a choice: its owner learns it soon, in case that we die."""
         parent = self.parents.get(event.task)
         if parent is not None:
@@ -367,7 +343,7 @@ class RecoveryRules:
             self.counters["stash_entries_forwarded"] += 1
             self.send(parent.caller, m.StashAdded(event.task, parent.attempt, (note,)))
 
-    def stash_child(self: Owner, obj: Obj, value: m.Value) -> None:
+    def stash_child(self, obj: Obj, value: m.Value) -> None:
         """A child's result: the parent's owner holds it until the parent has ended."""
         task = obj.task
         if task is None or type(value) is m.Failed or task.stream is not None:
@@ -382,7 +358,7 @@ class RecoveryRules:
         self.counters["stash_entries_forwarded"] += 1
         self.send(parent.caller, m.StashAdded(parent.task, parent.attempt, (), ((obj.oid, value),)), True)
 
-    def stash_added(self: Owner, event: m.StashAdded, sender: str) -> None:
+    def stash_added(self, event: m.StashAdded, sender: str) -> None:
         """What a running task of ours would need to take the same way again."""
         task = self.current(event.task, event.attempt)
         if task is None:
@@ -394,9 +370,9 @@ class RecoveryRules:
                 task.children = {}
             task.children.update(event.children)
 
-    # --- the node of this host -------------------------------------------------------------------------------------------
+    # --- the node of this host --------------------------------------------------------------------
 
-    def node_moved(self: Owner, event: s.NodeMoved, sender: str) -> None:
+    def node_moved(self, event: s.NodeMoved, sender: str) -> None:
         """The node of this host was restarted under another address: what it had is gone."""
         old, self.node, self.node_id = self.node, event.node, event.node_id
         self.peer_lost(m.PeerLost(old, "the node was restarted"), "")
@@ -404,6 +380,6 @@ class RecoveryRules:
             if queue.count:
                 self.ask(queue)
 
-    def children_of(self: Owner, task: bytes) -> list[Task]:
+    def children_of(self, task: bytes) -> list[Task]:
         """Tasks that the running task submitted."""
         return [child for child in self.tasks.values() if child.spec.parent == task]

@@ -8,29 +8,22 @@ their order does not matter.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import commands as c
 from . import messages as m
 from . import owner_state as s
 from .ids import object_id, task_of
+from .owner_base import OwnerBase
 from .owner_state import Obj, State, Task
 
-if TYPE_CHECKING:
-    from .owner import Owner
 
-
-class RefRules:
+class RefRules(OwnerBase):
     """Part of Owner: see there for the state."""
 
-    def init_refs(self: Owner) -> None:
-        """State of these rules."""
-        self.unannounced: dict[bytes, Obj] = {}  # borrowed, and the owner does not know about us yet
-        self.borrowed_by: dict[str, dict[bytes, Obj]] = {}  # borrower -> objects of ours that it holds
+    # --- finding records --------------------------------------------------------------------------
 
-    # --- finding records -----------------------------------------------------------------------------------------
-
-    def known(self: Owner, ref: m.RefTo) -> Obj:
+    def known(self, ref: m.RefTo) -> Obj:
         """The record of a reference that this process holds, made when it is the first."""
         obj = self.objects.get(ref.oid)
         if obj is None:
@@ -43,7 +36,7 @@ class RefRules:
                 self.set_value(obj, self.lost_error(obj, "its owner here has freed it"), "")
         return obj
 
-    def refs_made(self: Owner, event: s.RefsMade, sender: str) -> None:
+    def refs_made(self, event: s.RefsMade, sender: str) -> None:
         """References were unpickled here; those inside of a borrowed object are introduced to their owners by us."""
         outer = self.objects.get(event.via) if event.via else None
         for ref in event.refs:
@@ -56,7 +49,7 @@ class RefRules:
                 outer.pins += 1
                 self.send(obj.owner, m.BorrowAdded(obj.oid, self.me, 1, True))
 
-    def refs_dropped(self: Owner, event: s.RefsDropped, sender: str) -> None:
+    def refs_dropped(self, event: s.RefsDropped, sender: str) -> None:
         """ObjectRef instances are gone."""
         for oid in event.oids:
             obj = self.objects.get(oid)
@@ -65,7 +58,7 @@ class RefRules:
                 if obj.local <= 0:
                     self.release(obj)
 
-    def inputs_given(self: Owner, event: s.InputsGiven, sender: str) -> None:
+    def inputs_given(self, event: s.InputsGiven, sender: str) -> None:
         """A pushed task brought these values; whoever pushed it holds them for us while it runs."""
         for ref, value in zip(event.refs, event.values, strict=True):
             obj = self.known(ref)
@@ -73,9 +66,9 @@ class RefRules:
             if obj.owner and obj.value is None:
                 self.set_value(obj, value, "")
 
-    # --- letting go ----------------------------------------------------------------------------------------------
+    # --- letting go -------------------------------------------------------------------------------
 
-    def release(self: Owner, first: Obj) -> None:
+    def release(self, first: Obj) -> None:
         """Some count of the object fell: free what nobody needs, without recursion (chains may be long)."""
         stack = [first]
         while stack:
@@ -87,7 +80,7 @@ class RefRules:
             else:
                 self.let_go_owned(obj, stack)
 
-    def let_go_borrowed(self: Owner, obj: Obj, stack: list[Obj]) -> None:
+    def let_go_borrowed(self, obj: Obj, stack: list[Obj]) -> None:
         if obj.lineage > 0:
             return
         del self.objects[obj.oid]
@@ -95,13 +88,13 @@ class RefRules:
         if obj.introduced:
             self.send(obj.owner, m.BorrowDropped(obj.oid, obj.introduced))
 
-    def let_go_owned(self: Owner, obj: Obj, stack: list[Obj]) -> None:
+    def let_go_owned(self, obj: Obj, stack: list[Obj]) -> None:
         task = obj.task
         if obj.lineage > 0 and task is None:
             return  # a root: nobody could make it again
-        if task is not None and task.state not in (State.DONE, State.FAILED):
-            if task.stream is None:
-                return  # its task has yet to run or is running: the result is dropped when it comes
+        under_way = task is not None and task.state not in (State.DONE, State.FAILED)
+        if under_way and task is not None and task.stream is None:
+            return  # its task has yet to run or is running: the result is dropped when it comes
         if obj.value is not None:
             value, obj.value = obj.value, None
             self.discard(value, [obj.oid], stack)
@@ -118,7 +111,7 @@ class RefRules:
         elif not any(other.task is task for other in task.results):
             self.drop_lineage(task, stack)
 
-    def drop_lineage(self: Owner, task: Task, stack: list[Obj]) -> None:
+    def drop_lineage(self, task: Task, stack: list[Obj]) -> None:
         """No result of the task is left: the task is forgotten and its inputs are not needed for it."""
         if task.lineage:
             task.lineage = False
@@ -130,7 +123,7 @@ class RefRules:
                 stack.append(obj)
         self.erase(task)
 
-    def drop_lineage_of_inputs(self: Owner, task: Task) -> None:
+    def drop_lineage_of_inputs(self, task: Task) -> None:
         """The task's results cannot be lost any more."""
         task.lineage = False
         for obj in task.inputs:
@@ -140,7 +133,7 @@ class RefRules:
             obj.lineage -= 1
             self.release(obj)
 
-    def discard(self: Owner, value: m.Value, oids: list[bytes], stack: list[Obj] | None = None) -> None:
+    def discard(self, value: m.Value, oids: list[bytes], stack: list[Obj] | None = None) -> None:
         """A value that nobody needs: drop its copies and the references inside of it."""
         if type(value) is m.Stored:
             for node in value.nodes:
@@ -156,7 +149,7 @@ class RefRules:
                 else:
                     self.release(inner)
 
-    def drop_values(self: Owner, task_id: bytes, values: tuple[m.Value, ...], first: int = 0) -> None:
+    def drop_values(self, task_id: bytes, values: tuple[m.Value, ...], first: int = 0) -> None:
         """Results of an attempt that does not count: their copies go unless the object has another life."""
         for index, value in enumerate(values, first):
             oid = object_id(task_id, index)
@@ -165,9 +158,9 @@ class RefRules:
             for node in value.nodes:
                 self.send(node, m.ObjectFreed((oid,)))
 
-    # --- references inside of values -------------------------------------------------------------------------------
+    # --- references inside of values --------------------------------------------------------------
 
-    def contains(self: Owner, outer: Obj, refs: tuple[m.RefTo, ...], sender: str) -> None:
+    def contains(self, outer: Obj, refs: tuple[m.RefTo, ...], sender: str) -> None:
         """Our object holds references: they live as long as it does. A remote maker has introduced us already."""
         if outer.owner:
             return  # its owner holds them
@@ -182,7 +175,7 @@ class RefRules:
                 if not obj.watched and obj.value is None:
                     self.want([obj])
 
-    def exported(self: Owner, event: s.Exported, sender: str) -> None:
+    def exported(self, event: s.Exported, sender: str) -> None:
         """References leave inside of a result: the receiver becomes a borrower before we let go."""
         for ref in event.refs:
             if ref.owner == event.to:
@@ -194,7 +187,7 @@ class RefRules:
             else:
                 self.send(ref.owner, m.BorrowAdded(ref.oid, event.to))
 
-    def still_held(self: Owner) -> tuple[m.RefTo, ...]:
+    def still_held(self) -> tuple[m.RefTo, ...]:
         """Borrowed objects whose owners have not heard of us yet: told with the reply of the task that brought them."""
         if not self.unannounced:
             return ()
@@ -205,7 +198,7 @@ class RefRules:
         self.unannounced = {}
         return tuple(held)
 
-    def holds(self: Owner, task: Task, refs: tuple[m.RefTo, ...], worker: str) -> None:
+    def holds(self, task: Task, refs: tuple[m.RefTo, ...], worker: str) -> None:
         """The worker of an ended task still refers to these: their owners must know before our pins go."""
         for ref in refs:
             if ref.owner == self.me:
@@ -217,7 +210,7 @@ class RefRules:
                 self.unconfirmed.setdefault(ref.oid, []).append(task)
                 self.send(ref.owner, m.BorrowAdded(ref.oid, worker, 1, True))
 
-    def add_borrower(self: Owner, obj: Obj, borrower: str, count: int) -> None:
+    def add_borrower(self, obj: Obj, borrower: str, count: int) -> None:
         if borrower == self.me or borrower in self.dead:
             return
         if obj.borrowers is None:
@@ -231,7 +224,7 @@ class RefRules:
             self.borrowed_by.get(borrower, {}).pop(obj.oid, None)
             self.release(obj)
 
-    def borrow_added(self: Owner, event: m.BorrowAdded, sender: str) -> None:
+    def borrow_added(self, event: m.BorrowAdded, sender: str) -> None:
         """Somebody holds references to our object."""
         obj = self.objects.get(event.oid)
         if obj is not None and not obj.owner:
@@ -239,13 +232,13 @@ class RefRules:
         if event.confirm:
             self.send(sender, m.BorrowConfirmed(event.oid))
 
-    def borrow_dropped(self: Owner, event: m.BorrowDropped, sender: str) -> None:
+    def borrow_dropped(self, event: m.BorrowDropped, sender: str) -> None:
         """A borrower holds no reference any more."""
         obj = self.objects.get(event.oid)
         if obj is not None and not obj.owner:
             self.add_borrower(obj, sender, -event.count)
 
-    def borrow_confirmed(self: Owner, event: m.BorrowConfirmed, sender: str) -> None:
+    def borrow_confirmed(self, event: m.BorrowConfirmed, sender: str) -> None:
         """The owner knows: what kept the reference alive until now may go."""
         obj = self.objects.get(event.oid)
         if obj is not None and obj.via is not None:
@@ -257,14 +250,14 @@ class RefRules:
             for task in tasks:
                 self.confirmed(task)
 
-    def confirmed(self: Owner, task: Task) -> None:
+    def confirmed(self, task: Task) -> None:
         task.unconfirmed -= 1
         if task.unconfirmed == 0 and task.pinned and task.state in (State.DONE, State.FAILED):
             self.unpin_task(task)
 
-    # --- values of objects that others own ---------------------------------------------------------------------------
+    # --- values of objects that others own --------------------------------------------------------
 
-    def want(self: Owner, missing: list[Obj]) -> None:
+    def want(self, missing: list[Obj]) -> None:
         """Somebody here waits for these: ask the owners, or have lost ones made again."""
         lost: list[Obj] = []
         for obj in missing:
@@ -279,11 +272,12 @@ class RefRules:
         if lost:
             self.rebuild(lost)
 
-    def watch_object(self: Owner, event: m.WatchObject, sender: str) -> None:
+    def watch_object(self, event: m.WatchObject, sender: str) -> None:
         """Somebody waits for our object."""
         obj = self.objects.get(event.oid)
         if obj is None:
-            self.send(sender, m.ObjectReady(event.oid, self.lost_error(event.oid, "its owner does not know it any more")))
+            error = self.lost_error(event.oid, "its owner does not know it any more")
+            self.send(sender, m.ObjectReady(event.oid, error))
         elif obj.value is not None:
             self.send(sender, m.ObjectReady(event.oid, obj.value))
         elif obj.owner and obj.owner != sender:
@@ -295,7 +289,7 @@ class RefRules:
             obj.watchers[sender] = None
             self.want([obj])
 
-    def object_ready(self: Owner, event: m.ObjectReady, sender: str) -> None:
+    def object_ready(self, event: m.ObjectReady, sender: str) -> None:
         """The owner told the value."""
         obj = self.objects.get(event.oid)
         if obj is None or not obj.owner:
@@ -303,7 +297,7 @@ class RefRules:
         obj.watched = False
         self.set_value(obj, event.value, sender)
 
-    def copy_added(self: Owner, event: m.CopyAdded, sender: str) -> None:
+    def copy_added(self, event: m.CopyAdded, sender: str) -> None:
         """Another node holds a copy; told to nodes again when the object is gone already."""
         obj = self.objects.get(event.oid)
         if obj is None:
@@ -313,7 +307,7 @@ class RefRules:
         if type(value) is m.Stored and event.node not in value.nodes and event.node not in self.dead:
             obj.value = m.Stored(value.size_bytes, (*value.nodes, event.node), value.contained)
 
-    def free_asked(self: Owner, event: s.FreeAsked, sender: str) -> None:
+    def free_asked(self, event: s.FreeAsked, sender: str) -> None:
         """User code frees values though references exist; a later get makes them again if they have a maker."""
         for oid in event.oids:
             obj = self.objects.get(oid)
@@ -325,11 +319,11 @@ class RefRules:
             elif type(obj.value) is m.Stored or (obj.value is not None and obj.task is None):
                 self.forget_value(obj)
 
-    def free_object(self: Owner, event: m.FreeObject, sender: str) -> None:
+    def free_object(self, event: m.FreeObject, sender: str) -> None:
         """A borrower frees."""
         self.free_asked(s.FreeAsked((event.oid,)), sender)
 
-    def forget_value(self: Owner, obj: Obj) -> None:
+    def forget_value(self, obj: Obj) -> None:
         value = obj.value
         obj.value = None
         if type(value) is m.Stored:
@@ -338,9 +332,9 @@ class RefRules:
         if obj.task is None and not obj.durable:
             obj.value = self.lost_error(obj, "it was freed with flow.free")
 
-    # --- bytes in the local store --------------------------------------------------------------------------------------
+    # --- bytes in the local store -----------------------------------------------------------------
 
-    def fetch_asked(self: Owner, event: s.FetchAsked, sender: str) -> None:
+    def fetch_asked(self, event: s.FetchAsked, sender: str) -> None:
         """A thread needs the bytes here; it is woken when they are, or when the value has changed."""
         obj = self.objects.get(event.oid)
         if obj is None or type(obj.value) is m.Inline or type(obj.value) is m.Failed:
@@ -354,20 +348,20 @@ class RefRules:
         elif type(obj.value) is m.Stored:
             self.send(self.node, m.ObjectWanted(obj.oid, obj.value.size_bytes, obj.owner or self.me, obj.value.nodes))
 
-    def wake_fetchers(self: Owner, obj: Obj) -> None:
+    def wake_fetchers(self, obj: Obj) -> None:
         """Readers look again."""
         if obj.fetchers is not None:
             fetchers, obj.fetchers = obj.fetchers, None
             for waiter in fetchers:
                 self.out.append(c.Resolve(waiter))
 
-    def object_here(self: Owner, event: m.ObjectHere, sender: str) -> None:
+    def object_here(self, event: m.ObjectHere, sender: str) -> None:
         """The local store has the object."""
         obj = self.objects.get(event.oid)
         if obj is not None:
             self.wake_fetchers(obj)
 
-    def object_missing(self: Owner, event: m.ObjectMissing, sender: str) -> None:
+    def object_missing(self, event: m.ObjectMissing, sender: str) -> None:
         """The local store could not get it from those nodes."""
         obj = self.objects.get(event.oid)
         if obj is None:
@@ -377,11 +371,11 @@ class RefRules:
             return
         self.copies_lost(obj, event.nodes)
 
-    def value_of(self: Owner, oid: bytes) -> Any:
+    def value_of(self, oid: bytes) -> Any:
         """The value as far as it is known here, or None. Safe from any thread."""
         obj = self.objects.get(oid)
         return None if obj is None else obj.value
 
-    def maker_of(self: Owner, oid: bytes) -> Task | None:
+    def maker_of(self, oid: bytes) -> Task | None:
         """The task that makes the object, when it is ours."""
         return self.tasks.get(task_of(oid))

@@ -115,7 +115,8 @@ class Task(msgspec.Struct):
         try:
             self.state = LIFE[self.state, what]
         except KeyError:
-            raise EngineBug(f"task {self.spec.name} {short(self.spec.id)}: {what.name} while {self.state.name}") from None
+            name = f"task {self.spec.name} {short(self.spec.id)}"
+            raise EngineBug(f"{name}: {what.name} while {self.state.name}") from None
 
 
 class Stream(msgspec.Struct):
@@ -175,21 +176,30 @@ class Cost(msgspec.Struct):
     run_us: float = -1.0
 
 
-# --- events that only this process's shell gives ------------------------------------------------------------------
+class Parent(msgspec.Struct):
+    """A task whose user code runs in this process and may submit children."""
+
+    task: bytes
+    caller: str
+    attempt: int
+    stashed_bytes: int = 0
 
 
-class LocalEvent(Message):
+# --- events that only this process's shell gives --------------------------------------------------
+
+
+class LocalEvent(Message, frozen=True):
     """Said by the shell to its own Owner."""
 
 
-class Submitted(Message):
+class Submitted(Message, frozen=True):
     """User code called a remote function."""
 
     spec: TaskSpec
     blob: bytes | None = None  # the pickled function, when the owner does not have it
 
 
-class ValuePut(Message):
+class ValuePut(Message, frozen=True):
     """User code stored a value."""
 
     oid: bytes
@@ -197,27 +207,27 @@ class ValuePut(Message):
     durable: bool = False
 
 
-class RefsMade(Message):
+class RefsMade(Message, frozen=True):
     """References were unpickled in this process; via: the object that they were inside of."""
 
     refs: tuple[RefTo, ...]
     via: bytes = b""
 
 
-class InputsGiven(Message):
+class InputsGiven(Message, frozen=True):
     """The values of a task's inputs came with it; they are held until their RefsDropped."""
 
     refs: tuple[RefTo, ...]
     values: tuple[Any, ...]
 
 
-class RefsDropped(Message):
+class RefsDropped(Message, frozen=True):
     """ObjectRef instances are gone."""
 
     oids: tuple[bytes, ...]
 
 
-class ReadyAsked(Message):
+class ReadyAsked(Message, frozen=True):
     """A thread waits until `count` of the objects have a value."""
 
     waiter: int
@@ -225,20 +235,20 @@ class ReadyAsked(Message):
     count: int
 
 
-class WaiterGone(Message):
+class WaiterGone(Message, frozen=True):
     """The thread waits no more."""
 
     waiter: int
 
 
-class FetchAsked(Message):
+class FetchAsked(Message, frozen=True):
     """A thread needs the bytes of the object in the local store."""
 
     waiter: int
     oid: bytes
 
 
-class CancelAsked(Message):
+class CancelAsked(Message, frozen=True):
     """User code cancels the task of an object."""
 
     oid: bytes
@@ -246,19 +256,19 @@ class CancelAsked(Message):
     recursive: bool
 
 
-class FreeAsked(Message):
+class FreeAsked(Message, frozen=True):
     """User code frees objects though references exist."""
 
     oids: tuple[bytes, ...]
 
 
-class LoseAsked(Message):
+class LoseAsked(Message, frozen=True):
     """Failure laboratory: lose all copies."""
 
     oid: bytes
 
 
-class StreamAsked(Message):
+class StreamAsked(Message, frozen=True):
     """A thread waits for the index-th item of a stream, or its end."""
 
     waiter: int
@@ -266,14 +276,14 @@ class StreamAsked(Message):
     index: int
 
 
-class StreamTaken(Message):
+class StreamTaken(Message, frozen=True):
     """The reader has taken so many items; -1: it is gone."""
 
     task: bytes
     items: int
 
 
-class ParentBegan(Message):
+class ParentBegan(Message, frozen=True):
     """User code of this task runs here now: its children are adopted from what an earlier attempt left."""
 
     task: bytes
@@ -282,14 +292,14 @@ class ParentBegan(Message):
     children: tuple[tuple[bytes, Value], ...] = ()
 
 
-class ParentEnded(Message):
+class ParentEnded(Message, frozen=True):
     """The task that ran here is over; cancel: its unfinished children are not wanted."""
 
     task: bytes
     cancel: bool = False
 
 
-class Noted(Message):
+class Noted(Message, frozen=True):
     """The running task made a choice that a re-run must repeat."""
 
     task: bytes
@@ -298,21 +308,21 @@ class Noted(Message):
     payload: bytes
 
 
-class Exported(Message):
+class Exported(Message, frozen=True):
     """References leave inside a result for another owner: `to` is now a borrower."""
 
     refs: tuple[RefTo, ...]
     to: str
 
 
-class NodeMoved(Message):
+class NodeMoved(Message, frozen=True):
     """The node of this host has a new address (it was restarted)."""
 
     node: str
     node_id: str
 
 
-class DurableBack(Message):
+class DurableBack(Message, frozen=True):
     """The shell brought a durable value back into the store of this node, or could not."""
 
     oid: bytes
@@ -320,7 +330,7 @@ class DurableBack(Message):
     reason: str = ""
 
 
-class IdleLooked(Message):
+class IdleLooked(Message, frozen=True):
     """Timer: look for leases that were idle for long."""
 
     shape: Shape

@@ -161,7 +161,7 @@ class Transfers:
         self._arriving: dict[bytes, Arriving] = {}
         self._chains: dict[bytes, Chain] = {}
 
-    # --- receiving ------------------------------------------------------------------------------------------------
+    # --- receiving --------------------------------------------------------------------------------
 
     async def pull(self, oid: bytes, size_bytes: int, nodes: Sequence[str]) -> str:
         """Copy an object into the local store; the node that it came from. Raises PullError."""
@@ -247,7 +247,7 @@ class Transfers:
                 raise ConnectionError(f"the stream ended at {at} of {size_bytes} bytes")
             arriving.advance(count)
 
-    # --- sending --------------------------------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------------
 
     async def serve(self, peer: str, hello: dict[str, Any], stream: BulkStream) -> None:
         """Give an object to another node, or say who will: on_stream of the endpoint."""

@@ -115,7 +115,7 @@ class Launcher:
             self._end()
         return self.exit_code
 
-    # --- waiting ------------------------------------------------------------------------------------------------
+    # --- waiting ----------------------------------------------------------------------------------
 
     def _turn(self, timeout_s: float | None) -> None:
         """Wait for what happens next and see to it."""
@@ -163,7 +163,7 @@ class Launcher:
                 continue
         self._reap()
 
-    # --- ends of processes ----------------------------------------------------------------------------------------
+    # --- ends of processes ------------------------------------------------------------------------
 
     def _reap(self) -> None:
         while True:
@@ -221,7 +221,7 @@ class Launcher:
         for left in filter(None, (life.store_folder, folder)):
             shutil.rmtree(left, ignore_errors=True)
 
-    # --- head -----------------------------------------------------------------------------------------------------
+    # --- head -------------------------------------------------------------------------------------
 
     def _start_head(self) -> None:
         settings = self.settings
@@ -259,7 +259,7 @@ class Launcher:
             os.close(life.report_fd)
             life.report_fd = -1
 
-    # --- node -----------------------------------------------------------------------------------------------------
+    # --- node -------------------------------------------------------------------------------------
 
     def _start_node(self) -> None:
         settings = self.settings
@@ -342,7 +342,7 @@ class Launcher:
         self.on_ready(LauncherReady(node=node.address, node_id=node.name, node_pid=node.pid, head=self.head_address,
                                     head_pid=head.pid if head else 0, store_folder=node.store_folder))
 
-    # --- workers --------------------------------------------------------------------------------------------------
+    # --- workers ----------------------------------------------------------------------------------
 
     def _fork_worker(self, life: Life, settings: WorkerSettings, fds: list[int]) -> None:
         try:
@@ -364,7 +364,7 @@ class Launcher:
         code: int | None = self._modules["worker"].main(settings)
         return code
 
-    # --- the end --------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def _end(self) -> None:
         """SIGTERM to all, SIGKILL to those that are still there after the grace; then nothing of them is left."""

@@ -125,7 +125,7 @@ class NodeShell:
         })
         drive.begin("the start", machine.start(time.monotonic()))
 
-    # --- the launcher -------------------------------------------------------------------------------------------
+    # --- the launcher -----------------------------------------------------------------------------
 
     def _say(self, word: Any, fds: tuple[int, ...] = ()) -> None:
         try:
@@ -165,7 +165,7 @@ class NodeShell:
                 self.segments.reap(word.pid)
             self.workers.reaped(word)
 
-    # --- other processes ----------------------------------------------------------------------------------------
+    # --- other processes --------------------------------------------------------------------------
 
     def _on_batch(self, peer: str, messages: list[Any]) -> None:
         if self.drive is None:

@@ -103,7 +103,7 @@ class Workers:
         self._loop = asyncio.get_running_loop()
         self._processes: dict[str, Process] = {}
 
-    # --- commands of the machine ----------------------------------------------------------------------------------
+    # --- commands of the machine ------------------------------------------------------------------
 
     def start(self, command: StartWorker) -> None:
         """Have the launcher fork a worker."""
@@ -136,7 +136,7 @@ class Workers:
         cpu_s = (int(fields[10]) + int(fields[11])) / CLOCK_TICKS_PER_S
         self._step(WorkerChecked(command.worker_id, state in STOPPED_STATES, cpu_s))
 
-    # --- what the launcher tells ------------------------------------------------------------------------------------
+    # --- what the launcher tells ------------------------------------------------------------------
 
     def forked(self, word: WorkerForked) -> None:
         """The worker has a process id."""
@@ -160,7 +160,7 @@ class Workers:
         self._step(WorkerEnded(death))
         return death
 
-    # --- what they print --------------------------------------------------------------------------------------------
+    # --- what they print --------------------------------------------------------------------------
 
     def drain(self) -> None:
         """Forward all that was printed until now."""

@@ -101,7 +101,7 @@ class Session:
         self.log_sink: Callable[[m.LogLines], None] | None = None
         self.thread = threading.Thread(target=self._run_loop, name="flowengine-loop", daemon=True)
 
-    # --- beginning -------------------------------------------------------------------------------------------------
+    # --- beginning --------------------------------------------------------------------------------
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -158,7 +158,7 @@ class Session:
         """A machine failed: log it; nothing else stops."""
         log.error("a machine failed on %.2000r", event, exc_info=error)
 
-    # --- stepping --------------------------------------------------------------------------------------------------
+    # --- stepping ---------------------------------------------------------------------------------
 
     def step(self, event: Any) -> None:
         """Hand an event to the machines; what was dropped by the garbage collector goes first."""
@@ -221,7 +221,7 @@ class Session:
         """A peer is gone for good."""
         self.drive.lost(peer, reason)
 
-    # --- waiting ---------------------------------------------------------------------------------------------------
+    # --- waiting ----------------------------------------------------------------------------------
 
     def new_wait(self) -> tuple[int, Any]:
         """A number for a machine's Resolve, and the lock that it releases."""
@@ -285,7 +285,7 @@ class Session:
         if reason is not None:
             raise self.values.store_error(reason)
 
-    # --- references ------------------------------------------------------------------------------------------------
+    # --- references -------------------------------------------------------------------------------
 
     def ref_arrived(self, oid: bytes, owner: str, heir: str) -> ObjectRef:
         """A reference was unpickled here."""
@@ -307,7 +307,7 @@ class Session:
         """One line about an object."""
         return self.owner.why(oid)
 
-    # --- submitting, storing, choosing -------------------------------------------------------------------------------
+    # --- submitting, storing, choosing ------------------------------------------------------------
 
     def submit(self, spec: m.TaskSpec, blob: bytes | None) -> None:
         """A new task of the running code."""
@@ -365,7 +365,7 @@ class Session:
         if self.context.caller:
             self.ask(self.context.caller, "commit", scope="local", timeout_s=self.config.link_lost_after_s)
 
-    # --- getting ---------------------------------------------------------------------------------------------------
+    # --- getting ----------------------------------------------------------------------------------
 
     def get(self, refs: Sequence[ObjectRef], timeout: float | None, copy: bool) -> list[Any]:
         """The values, in order; raises the first error, or GetTimeout."""
@@ -438,7 +438,7 @@ class Session:
             raise error
         return None
 
-    # --- durable values --------------------------------------------------------------------------------------------
+    # --- durable values ---------------------------------------------------------------------------
 
     def _restore_durable(self, command: c.RestoreDurable) -> None:
         def work() -> None:
@@ -447,7 +447,7 @@ class Session:
 
         threading.Thread(target=work, name="flowengine-restore", daemon=True).start()
 
-    # --- asking others ---------------------------------------------------------------------------------------------
+    # --- asking others ----------------------------------------------------------------------------
 
     def ask(self, to: str, topic: str, argument: Any = None, scope: str = "cluster", timeout_s: float = 5.0) -> Any:
         """Ask a process and wait for the answer."""
@@ -489,7 +489,7 @@ class Session:
         if future is not None and not future.done():
             future.set_result(message.content)
 
-    # --- signals ---------------------------------------------------------------------------------------------------
+    # --- signals ----------------------------------------------------------------------------------
 
     def interrupted(self, number: int, frame: FrameType | None) -> None:
         """SIGINT in the main thread: at once in user code, at its end inside of the engine."""
@@ -510,7 +510,7 @@ class Session:
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) == self.interrupted:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    # --- ending ----------------------------------------------------------------------------------------------------
+    # --- ending -----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End this process's part: waits fail, links close, the loop thread ends."""
@@ -535,7 +535,7 @@ class Session:
         if self.closed:
             raise StaleSession("the session has ended")
 
-    # --- messages for the shell --------------------------------------------------------------------------------------
+    # --- messages for the shell -------------------------------------------------------------------
 
     def welcomed(self, peer: str, message: m.Welcome) -> None:
         """The node takes us."""

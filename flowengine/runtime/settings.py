@@ -104,7 +104,7 @@ class LauncherReady(Settings, frozen=True, kw_only=True):
     store_folder: str
 
 
-# --- node -> launcher --------------------------------------------------------------------------------------------
+# --- node -> launcher -----------------------------------------------------------------------------
 
 
 class Word(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -137,7 +137,7 @@ class SignalHead(Word, frozen=True):
     signal: int
 
 
-# --- launcher -> node --------------------------------------------------------------------------------------------
+# --- launcher -> node -----------------------------------------------------------------------------
 
 
 class HeadListens(Word, frozen=True):

@@ -34,7 +34,7 @@ class Values:
         self.asked: dict[int, Future[m.SpaceGiven]] = {}
         self.durable_url = ""
 
-    # --- out ---------------------------------------------------------------------------------------------------------
+    # --- out --------------------------------------------------------------------------------------
 
     def load(self, oid: bytes, copy: bool = False, deadline: float | None = None) -> Any:
         """The value of an object that is ready; raises its error, or the one that unpickling raised."""
@@ -72,7 +72,7 @@ class Values:
         finally:
             local.via = before
 
-    # --- in ----------------------------------------------------------------------------------------------------------
+    # --- in ---------------------------------------------------------------------------------------
 
     def keep(self, oid: bytes, packed: codec.Packed, owner: str) -> m.Value:
         """The value as it is kept: inline, or stored on this host. Raises StoreFull, OutOfDisk."""
@@ -137,7 +137,7 @@ class Values:
         kind, _, text = reason.partition(": ")
         return STORE_ERRORS.get(kind, StoreFull)(text or reason)
 
-    # --- durable values ------------------------------------------------------------------------------------------------
+    # --- durable values ---------------------------------------------------------------------------
 
     def durable_file(self, oid: bytes) -> tuple[Any, str]:
         """File system and path of a durable value."""

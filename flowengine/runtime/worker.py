@@ -118,7 +118,7 @@ class WorkerSession(Session):
             os._exit(0)
         super().on_lost(peer, reason)
 
-    # --- commands ----------------------------------------------------------------------------------------------------
+    # --- commands ---------------------------------------------------------------------------------
 
     def keep_function(self, command: c.KeepFunction) -> None:
         """Remember a pickled function; unpickled when it is first called."""
@@ -196,7 +196,7 @@ class WorkerSession(Session):
         push = context.push
         self.step(s.ParentBegan(push.spec.id, context.caller, push.attempt, push.children))
 
-    # --- running -----------------------------------------------------------------------------------------------------
+    # --- running ----------------------------------------------------------------------------------
 
     def work(self) -> None:
         """The main thread's life."""

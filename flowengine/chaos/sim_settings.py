@@ -1,0 +1,53 @@
+"""What a simulation is made of: a scenario is data, so that a seed repeats it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from flowengine.config import Config
+
+
+class NetSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A virtual network."""
+
+    delay_s: float = 0.0005
+    loss: float = 0.0  # share of messages that have to be sent again
+    resend_s: float = 0.02
+    spike_s: float = 0.5  # the most that a spike adds to a delay
+    link_lost_s: float = 4.0
+
+
+class FaultRates(msgspec.Struct, frozen=True, kw_only=True):
+    """How many of each harm are done while a program runs."""
+
+    kill_worker: float = 0.0
+    kill_node: float = 0.0
+    kill_head: float = 0.0
+    freeze_worker: float = 0.0
+    freeze_node: float = 0.0
+    cut_host: float = 0.0
+    lose_copies: float = 0.0
+    spike: float = 0.0
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of run: the shape of the cluster, of the program, of the network and the harm."""
+
+    name: str = "scenario"
+    nodes: int = 3
+    workers: int = 2
+    store_limit_bytes: int = 1 << 20
+    tasks: int = 20  # about so many in a program
+    depth: int = 2  # of nested tasks
+    features: tuple[str, ...] = ("nested", "stored", "put", "refs", "streams", "errors", "wait", "cancel", "keep")
+    run_s: float = 0.05  # mean run time of a task
+    flat: bool = False  # all tasks are alike and independent: for measuring
+    faults: FaultRates = FaultRates()
+    faults_until_s: float = 3.0
+    net: NetSettings = NetSettings()
+    end_s: float = 300.0  # a program that has not ended by then is stuck
+    check_every: int = 1  # laws are checked after every n-th event
+    config: Config = Config(
+        heartbeat_s=0.5, suspect_after_s=2.0, link_lost_after_s=4.0, story_lines_max=1, worker_idle_s=2.0,
+        inline_bytes_max=100, frame_bytes_max=4096, link_unacked_bytes_max=4096, store_full_s=2.0,
+    )

@@ -1,0 +1,194 @@
+"""What the parts of the Owner machine share: its state, and the rules of one part that another part calls."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Any
+
+from ..config import Config
+from . import commands as c
+from . import messages as m
+from .owner_state import Cost, Lease, Obj, Parent, Queue, QueueKey, Task, Waiter
+
+SPANS_KEPT = 20_000  # runs for the timeline
+COUNTERS = (
+    "tasks_submitted", "tasks_executed", "tasks_retried", "objects_rebuilt", "objects_inlined", "stale_messages",
+    "stash_entries_forwarded",
+)  # fmt: skip
+
+
+class Functions:
+    """Pickled functions by id; those that no live task names go, oldest first, when they grow over a bound."""
+
+    def __init__(self, idle_bytes_max: int) -> None:
+        self.blobs: dict[bytes, bytes] = {}
+        self.users: dict[bytes, int] = {}
+        self.idle: dict[bytes, None] = {}
+        self.idle_bytes = 0
+        self.idle_bytes_max = idle_bytes_max
+
+    def use(self, function: bytes, blob: bytes | None) -> None:
+        """A task names the function."""
+        if blob is not None and function not in self.blobs:
+            self.blobs[function] = blob
+        self.users[function] = self.users.get(function, 0) + 1
+        if function in self.idle:
+            del self.idle[function]
+            self.idle_bytes -= len(self.blobs[function])
+
+    def leave(self, function: bytes) -> list[bytes]:
+        """A task is done with the function; gives those that were forgotten now."""
+        self.users[function] -= 1
+        if self.users[function]:
+            return []
+        del self.users[function]
+        self.idle[function] = None
+        self.idle_bytes += len(self.blobs.get(function, b""))
+        gone: list[bytes] = []
+        while self.idle_bytes > self.idle_bytes_max and len(self.idle) > 1:
+            oldest = next(iter(self.idle))
+            del self.idle[oldest]
+            self.idle_bytes -= len(self.blobs.pop(oldest, b""))
+            gone.append(oldest)
+        return gone
+
+
+class OwnerBase(ABC):
+    """State of an Owner. Mutated only below handle()."""
+
+    def __init__(self, me: str, node: str, node_id: str, config: Config) -> None:
+        self.me = me
+        self.node = node  # address of this host's node
+        self.node_id = node_id
+        self.config = config
+        self.out: list[Any] = []
+        self.now = 0.0
+        self.depth = 0  # of the tasks that are submitted here
+        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.spans: deque[tuple[m.TaskSpec, str, str, int, int, int, int, str]] = deque(maxlen=SPANS_KEPT)
+        # tasks
+        self.tasks: dict[bytes, Task] = {}
+        self.functions = Functions(config.function_bytes_max)
+        self.ending: deque[tuple[Task, m.Failed]] = deque()  # tasks that end badly in this event
+        # objects, owned and borrowed
+        self.objects: dict[bytes, Obj] = {}
+        self.waiters: dict[int, Waiter] = {}
+        self.unannounced: dict[bytes, Obj] = {}  # borrowed, and the owner does not know about us yet
+        self.borrowed_by: dict[str, dict[bytes, Obj]] = {}  # borrower -> objects of ours that it holds
+        self.unconfirmed: dict[bytes, list[Task]] = {}  # tasks whose inputs stay until the owner knows a borrower
+        self.fetch_errors: dict[bytes, str] = {}
+        # slots
+        self.queues: dict[QueueKey, Queue] = {}
+        self.leases: dict[tuple[str, int], Lease] = {}  # by node and number
+        self.costs: dict[bytes, Cost] = {}  # by function
+        self.sent_functions: dict[str, dict[bytes, None]] = {}  # by worker
+        self.pipeline_us_max = int(config.pipeline_s_max * 1e6)
+        # losses
+        self.dead: dict[str, None] = {}  # addresses of processes and nodes that are gone for good
+        self.parents: dict[bytes, Parent] = {}  # tasks whose code runs here
+        self.left_children: dict[bytes, m.Value] = {}  # results that an earlier attempt of a parent left
+
+    def send(self, to: str, message: m.Message, lazy: bool = False) -> None:
+        """Order a message to another process."""
+        self.out.append(c.Send(to, message, lazy))
+
+    # --- tasks ---
+
+    @abstractmethod
+    def current(self, task_id: bytes, attempt: int) -> Task | None:
+        """The task, if this attempt is the one that counts."""
+
+    @abstractmethod
+    def look_at_inputs(self, task: Task) -> None:
+        """A WAITING task: count what is missing; go on when nothing is."""
+
+    @abstractmethod
+    def try_again(self, task: Task) -> None:
+        """The attempt is over, the wish is not."""
+
+    @abstractmethod
+    def end_badly(self, task: Task, error: m.Failed) -> None:
+        """Every result of the task is this error."""
+
+    @abstractmethod
+    def settle(self, task: Task) -> None:
+        """The task ended: what of its inputs is still held, and for what."""
+
+    @abstractmethod
+    def unpin_task(self, task: Task) -> None:
+        """The run is over: its inputs are not held for it any more."""
+
+    @abstractmethod
+    def erase(self, task: Task) -> None:
+        """Nothing is left of the task."""
+
+    @abstractmethod
+    def cancel(self, task: Task, force: bool, recursive: bool) -> None:
+        """The task is not wanted any more."""
+
+    @abstractmethod
+    def set_value(self, obj: Obj, value: m.Value, sender: str) -> None:
+        """The object has a value (again): whoever waits for it goes on."""
+
+    # --- references ---
+
+    @abstractmethod
+    def release(self, first: Obj) -> None:
+        """Some count of the object fell: free what nobody needs."""
+
+    @abstractmethod
+    def discard(self, value: m.Value, oids: list[bytes], stack: list[Obj] | None = None) -> None:
+        """A value that nobody needs: drop its copies and the references inside of it."""
+
+    @abstractmethod
+    def want(self, missing: list[Obj]) -> None:
+        """Somebody here waits for these: ask the owners, or have lost ones made again."""
+
+    @abstractmethod
+    def wake_fetchers(self, obj: Obj) -> None:
+        """Local readers look again."""
+
+    # --- slots ---
+
+    @abstractmethod
+    def fill(self, queue: Queue) -> None:
+        """Push what is ready to workers that take more; then ask for more slots, or give up what is too much."""
+
+    @abstractmethod
+    def ask(self, queue: Queue) -> None:
+        """Tell nodes how many slots would be of use."""
+
+    @abstractmethod
+    def drop_lease(self, lease: Lease) -> None:
+        """The worker is not ours any more."""
+
+    @abstractmethod
+    def forget_function(self, function: bytes) -> None:
+        """The function's pickled form is gone here."""
+
+    # --- losses ---
+
+    @abstractmethod
+    def rebuild(self, lost: list[Obj]) -> None:
+        """Make lost objects again."""
+
+    @abstractmethod
+    def copies_lost(self, obj: Obj, nodes: tuple[str, ...]) -> None:
+        """These nodes do not have the object."""
+
+    @abstractmethod
+    def owner_died(self, obj: Obj) -> None:
+        """The owner of a borrowed object is dead."""
+
+    @abstractmethod
+    def lost_error(self, what: Obj | bytes, why: str) -> m.Failed:
+        """The packed ObjectLost of an object that cannot be made again."""
+
+    @abstractmethod
+    def set_fetch_error(self, obj: Obj, reason: str) -> None:
+        """The local store can never hold the object."""
+
+    @abstractmethod
+    def stash_child(self, obj: Obj, value: m.Value) -> None:
+        """A child's result: the parent's owner holds it until the parent has ended."""
