@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -54,8 +53,9 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.shutdown()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        # Whatever session the block has left: it may have ended this one and started another.
+        shutdown()
 
     def __repr__(self) -> str:
         state = "running" if Current.session is self._inner else "ended"
@@ -89,14 +89,14 @@ def init(
     if job is not None:
         raise BadValue("job: resumable jobs are not part of this version")
     if address is not None and (num_workers is not None or object_store_bytes is not None or resources is not None):
-        raise BadValue("num_workers, resources and object_store_bytes belong to the nodes of a cluster, not to address=...")
+        raise BadValue("num_workers, resources and object_store_bytes belong to the nodes of the cluster at address")
     settings = driver_settings(num_workers, resources, object_store_bytes, state_dir, (log_to_driver, config))
     connection = None
     launched = None
     if address is None:
         launched = launch(settings)  # it imports while this process does
     else:
-        from .runtime.connection import read_connection
+        from .runtime.connection import own_host, read_connection
 
         connection = read_connection(address)
         settings = msgspec.structs.replace(settings, secret=connection.secret_bytes, host=own_host(connection.address))
@@ -143,17 +143,6 @@ def cpu_count() -> int:
 def default_state_dir() -> str:
     """Where spilled and durable values go when the program names no place: private, per user."""
     return os.path.join(tempfile.gettempdir(), f"flowengine-{os.getuid()}")
-
-
-def own_host(address: str) -> str:
-    """The address of this host from which the head is reached."""
-    host, _, port = address.partition("://")[2].partition("#")[0].rpartition(":")
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host.strip("[]"), int(port)))
-        except OSError as error:
-            raise BadValue(f"the head at {host}:{port} cannot be reached from this host: {error}") from error
-        return str(probe.getsockname()[0])
 
 
 def shutdown() -> None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .core.ids import short
-from .observe.timeline import Span, trace
+from .observe.timeline import spans, trace
 
 if TYPE_CHECKING:
     from .runtime.session import Session
@@ -60,7 +59,10 @@ def node_info(entry: dict[str, Any]) -> NodeInfo:
         address=entry["address"],
         resources=dict(entry["total"]),
         available=dict(entry["available"]),
-        workers=[WorkerInfo(worker_id=worker["worker_id"], pid=worker["pid"], state=worker["state"]) for worker in entry["workers"]],
+        workers=[
+            WorkerInfo(worker_id=worker["worker_id"], pid=worker["pid"], state=worker["state"])
+            for worker in entry["workers"]
+        ],
     )
 
 
@@ -75,9 +77,6 @@ def resources(session: Session, which: str) -> dict[str, float]:
 
 def write_timeline(session: Session, path: str | os.PathLike[str]) -> int:
     """Write the runs of this process's tasks as a Chrome trace; gives their number."""
-    spans = [
-        Span(short(spec.id), spec.name, worker, node, run, submitted_us, began_us, run_us, outcome)
-        for spec, worker, node, run, submitted_us, began_us, run_us, outcome in list(session.owner.spans)
-    ]
-    Path(path).write_bytes(msgspec.json.encode(trace(spans)))
-    return len(spans)
+    found = spans(session.owner.spans)
+    Path(path).write_bytes(msgspec.json.encode(trace(found)))
+    return len(found)

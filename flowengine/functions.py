@@ -26,17 +26,17 @@ STREAM = -1
 class Plan:
     """What all calls of a function with the same options in one session share."""
 
-    def __init__(self, session: Session, function: Callable[..., Any], options: TaskOptions, default_name: str) -> None:
+    def __init__(self, session: Session, function: Callable[..., Any], options: TaskOptions, name: str) -> None:
         self.session = session
         try:
             packed = codec.pack(function)
         except SerializationError as error:
-            raise SerializationError(f"function {default_name}: {error}") from error
+            raise SerializationError(f"function {name}: {error}") from error
         self.blob: bytes | None = codec.to_inline(packed)
         self.function = function_id(self.blob)
         self.refs = [ref for ref in packed.refs if isinstance(ref, ObjectRef)]  # alive as long as the plan is
         self.nested = tuple([ref.to() for ref in self.refs])
-        self.name = options.name or default_name
+        self.name = options.name or name
         self.num_returns = STREAM if options.num_returns == "stream" else int(options.num_returns)
         self.shape = shape(options)
         self.placement = placement_of(options.placement)
@@ -59,7 +59,7 @@ class Plan:
 
 
 class RemoteFunction:
-    """A function whose calls run in workers: f.remote(...) gives a reference at once; f.options(...) changes options."""
+    """A function whose calls run in workers: f.remote(...) gives a reference at once; f.options(...) sets options."""
 
     def __init__(self, function: Callable[..., Any], options: TaskOptions) -> None:
         self._function = function

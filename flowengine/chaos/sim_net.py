@@ -118,7 +118,7 @@ class Network:
             del sender.given_up[to]
         sender.known[to] = None
         target = self.peers.get(to)
-        if target is None or not target.alive or sender.address in target.given_up and not target.forgiving:
+        if target is None or not target.alive or (sender.address in target.given_up and not target.forgiving):
             self.clock.after(self.delay_s(), sender.run, self.give_up, sender, to, "connection refused")
             return
         target.known[sender.address] = None

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Code = Generator[None, Any, Any]
 WAKE_S = 0.00005
 BLOCK_AFTER_S = 0.0002
+TICK_S = 0.1
 
 
 class Payload(msgspec.Struct, frozen=True, array_like=True):
@@ -112,6 +113,7 @@ class Process(Peer):
         self.waits: dict[int, Thread] = {}
         self.numbers = itertools.count(1)
         self.space: dict[int, m.SpaceGiven] = {}
+        self.asked: dict[int, int] = {}
         self.stepping = False
         self.later: deque[tuple[m.Message, str]] = deque()
         self.perform: dict[type, Any] = {
@@ -326,12 +328,14 @@ class Process(Peer):
         number = next(self.numbers)
         if self.dropped:
             self.drop_now()
-        self.space[number] = m.SpaceGiven(number, False)
         self.waits[number] = thread
+        self.asked[number] = size_bytes
         self.send(self.node.address, m.SpaceAsked(number, size_bytes))
-        while number in self.waits:
+        try:
             thread.wait = number
             yield
+        finally:
+            self.waits.pop(number, None)
         given = self.space.pop(number)
         if not given.granted:
             raise EngineError("store", given.reason.encode())
@@ -343,9 +347,10 @@ class Process(Peer):
     def space_given(self, message: m.SpaceGiven) -> None:
         """The node's answer."""
         thread = self.waits.pop(message.request, None)
-        if thread is None:
+        size_bytes = self.asked.pop(message.request, 0)
+        if thread is None or thread.wait != message.request:
             if message.granted:
-                self.send(self.node.address, m.SpaceReturned(0))
+                self.send(self.node.address, m.SpaceReturned(size_bytes))
             return
         self.space[message.request] = message
         self.wake(thread, message.request)
@@ -373,6 +378,8 @@ class Process(Peer):
         """The last name of a reference is gone."""
         if ref.alive:
             ref.alive = False
+            if not self.dropped:
+                self.world.clock.after(TICK_S, self.run, self.tick)
             self.dropped.append(ref.oid)
 
     def drop_all(self, context: Context) -> None:
@@ -382,7 +389,6 @@ class Process(Peer):
         context.refs = []
 
     def tick(self) -> None:
-        """Ten times a second what was dropped is told, if nothing else happened."""
+        """What was dropped is told soon, even if nothing else happens."""
         if self.dropped:
             self.drop_now()
-        self.world.clock.after(0.1, self.run, self.tick)

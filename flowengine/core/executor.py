@@ -15,10 +15,20 @@ import msgspec
 from ..errors import TaskCancelled, TaskTimeout, pack_error
 from . import commands as c
 from . import messages as m
-from .ids import short
+from .ids import object_id, short
 
 REPLY_DELAY_S_MAX = 0.001  # a reply may wait so long for others when more tasks are queued
 STOP_GRACE_S = 2.0  # for a task to end after its time limit, before its worker is killed
+
+
+PENDING = m.Pending()
+RECENT_MAX = 512
+RECENT_BYTES_MAX = 4 << 20
+
+
+def size_of(value: m.Value) -> int:
+    """What keeping the value takes."""
+    return len(value.blob) if type(value) is m.Inline else 64
 
 
 class TaskEnded(m.Message, frozen=True):
@@ -72,6 +82,8 @@ class Executor:
         self.out: list[Any] = []
         self.now = 0.0
         self.gone: dict[str, None] = {}
+        self.recent: dict[bytes, m.Value] = {}  # results of the last tasks, for those that follow
+        self.recent_bytes = 0
         self.counters = {"tasks_started": 0}
 
     def handle(self, event: m.Message, now: float, sender: str = "") -> list[Any]:
@@ -154,6 +166,14 @@ class Executor:
     # --- from the main thread ---------------------------------------------------------------------
 
     def start(self, item: Queued) -> None:
+        """Run the task, with the results of those that were ahead of it; give it back when one is not there."""
+        if PENDING in item.push.values:
+            push = self.with_results(item.push)
+            if push is None:
+                self.out.append(c.Send(item.caller, m.TakenBack((item.push.spec.id,), item.push.lease)))
+                self.next()
+                return
+            item = Queued(push, item.caller)
         self.running = item
         self.stopping = ""
         self.blocked = 0
@@ -170,9 +190,36 @@ class Executor:
         self.blocked = 0
         if item is not None:
             self.answer(item, event.answer)
+            if type(event.answer) is m.TaskDone:
+                self.remember(event.answer)
+        self.next()
+
+    def next(self) -> None:
+        """Run the oldest of what is queued."""
         if self.queue:
-            task = next(iter(self.queue))
-            self.start(self.queue.pop(task))
+            self.start(self.queue.pop(next(iter(self.queue))))
+
+    def with_results(self, push: m.PushTask) -> m.PushTask | None:
+        """The push with values in place of what was pending when it was sent; None when one is not here."""
+        spec = push.spec
+        refs = spec.deps if spec.args_object is None else (*spec.deps, spec.args_object)
+        values = []
+        for ref, value in zip(refs, push.values, strict=True):
+            found = self.recent.get(ref.oid) if type(value) is m.Pending else value
+            if found is None:
+                return None
+            values.append(found)
+        return msgspec.structs.replace(push, values=tuple(values))
+
+    def remember(self, done: m.TaskDone) -> None:
+        """Keep the results of the last tasks for those that follow them here."""
+        for index, value in enumerate(done.values):
+            if type(value) is not m.Failed:
+                self.recent[object_id(done.task, index)] = value
+                self.recent_bytes += size_of(value)
+        while self.recent_bytes > RECENT_BYTES_MAX or len(self.recent) > RECENT_MAX:
+            oldest = next(iter(self.recent))
+            self.recent_bytes -= size_of(self.recent.pop(oldest))
 
     def answer(self, item: Queued, answer: Any) -> None:
         if item.caller in self.gone:

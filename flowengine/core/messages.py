@@ -55,6 +55,10 @@ class Failed(Message, frozen=True):
     kind: str = "task"
 
 
+class Pending(Message, frozen=True):
+    """In place of a value: a task that is ahead on the same worker makes it."""
+
+
 Value = Inline | Stored | Failed
 
 
@@ -108,7 +112,7 @@ class PushTask(Message, frozen=True):
     spec: TaskSpec
     attempt: int
     lease: int
-    values: tuple[Value, ...] = ()
+    values: tuple[Value | Pending, ...] = ()
     run: int = 1  # which run of the user's code this is; pushes that did not begin are not counted
     stream_have: int = 0  # items of an earlier attempt that need not be sent again
     recorded: tuple[tuple[str, int, bytes], ...] = ()  # choices of an earlier attempt: (kind, number, payload)
@@ -116,7 +120,7 @@ class PushTask(Message, frozen=True):
 
 
 class CancelTask(Message, frozen=True):
-    """Stop the task: drop it when it has not begun, else raise TaskCancelled in it, and in its children if recursive."""
+    """Stop the task: drop it if it has not begun, else raise TaskCancelled in it, and in its children if recursive."""
 
     task: bytes
     attempt: int
@@ -339,7 +343,7 @@ class ObjectSealed(Message, frozen=True):
 
 
 class ObjectFreed(Message, frozen=True):
-    """Nobody needs these objects: drop the copies. Sent by owners to nodes and by nodes to the process that wrote them."""
+    """Nobody needs these objects: drop the copies. From owners to nodes, and from nodes to the writing process."""
 
     oids: tuple[bytes, ...]
 
@@ -501,7 +505,7 @@ class NodeFenced(Message, frozen=True):
 
 
 class NodeReport(Message, frozen=True):
-    """Spare capacity and queue of a node, sent when it changed, at most every report interval; also its sign of life."""
+    """Spare capacity and queue of a node, sent when it changed (not more often than an interval); a sign of life."""
 
     entry: NodeEntry
 
@@ -594,5 +598,7 @@ class PeerLost(Message, frozen=True):
 
 
 WIRE: tuple[type[Message], ...] = tuple(
-    kind for kind in list(globals().values()) if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
+    kind
+    for kind in list(globals().values())
+    if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
 )

@@ -23,7 +23,7 @@ from .messages import (
     Pong,
     Welcome,
 )
-from .node_desk import NEVER_S, Desk, NodeSettings, Process, Tick, account
+from .node_desk import NEVER_S, SIGTERM, Desk, NodeSettings, Process, Tick, account
 from .node_leases import Leases
 from .node_pool import Pool
 from .node_questions import Questions
@@ -162,27 +162,31 @@ class Node(Part):
 
     @on(PeerLost)
     def _peer_lost(self, event: PeerLost, now: float, sender: str) -> None:
-        self._gone(event.peer, f"its link was lost: {event.reason}", now)
+        worker = self.desk.by_address.get(event.peer)
+        if worker is None:
+            self._gone(event.peer, now)
+        else:
+            # Most likely it is dead: its exit tells more than this, so no reason is given. The rest follows then.
+            self.pool.kill(worker, "", now)
 
     @on(Goodbye)
     def _goodbye(self, event: Goodbye, now: float, sender: str) -> None:
-        self._gone(sender, event.reason, now)
+        worker = self.desk.by_address.get(sender)
+        if worker is None:
+            self._gone(sender, now)
+        else:
+            self.pool.kill(worker, event.reason or "it ended on purpose", now, SIGTERM)
 
-    def _gone(self, address: str, reason: str, now: float) -> None:
+    def _gone(self, address: str, now: float) -> None:
         desk = self.desk
         if address == desk.head:
             desk.head_up = False  # nothing local stops; the beat joins again
             return
-        worker = desk.by_address.get(address)
-        if worker is not None:
-            self.pool.kill(worker, reason, now)  # the rest follows when it was reaped
-            return
-        process = desk.processes.pop(address, None)
-        self._process_gone(address, now)
-        if process is not None:
+        if desk.processes.pop(address, None) is not None:
             self._driver_ended(address, now)
             for entry in desk.others():
                 desk.out.send(entry.address, OwnerEnded(address))
+        self._process_gone(address, now)
 
     def _driver_ended(self, driver: str, now: float) -> None:
         self.leases.root_lost(driver, now)
@@ -194,7 +198,10 @@ class Node(Part):
     @on(OwnerEnded)
     def _owner_ended(self, event: OwnerEnded, now: float, sender: str) -> None:
         self.orphans.pop(event.owner, None)
-        self._driver_ended(event.owner, now)
+        if self.desk.is_alive(event.owner):
+            self.store.owner_ended(event.owner)  # said before it was reaped: its leases end with the process
+        else:
+            self._driver_ended(event.owner, now)
 
     # --- head and other nodes ---------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ MOVES: frozenset[tuple[str, str]] = frozenset(
     )
 )
 
+STARTING_MAX = 4  # beyond the slots, at the same time
 QUICK_DEATH_S = 1.0  # a worker that dies sooner after its start may do so again
 QUICK_DEATHS_FREE = 2  # so many in a row are replaced at once
 CPU_S_STILL = 0.005  # a process that used less CPU than this between two checks stands still
@@ -58,7 +59,9 @@ class Pool(Part):
     def want(self, count: int, now: float) -> bool:
         """Leases could be granted if there were so many more idle workers; False when the bound forbids any."""
         limit = self.desk.settings.num_workers + self.desk.config.workers_extra_max - self.alive()
-        missing = min(count - self.starting, limit)
+        # A few at a time: what is wanted may be done by the first ones before the last ones are there.
+        at_once = max(self.desk.settings.num_workers, STARTING_MAX)
+        missing = min(min(count, at_once) - self.starting, limit)
         if missing > 0:
             self._start(missing, now)
         return limit > 0 or self.starting > 0
@@ -145,9 +148,10 @@ class Pool(Part):
         worker = self.desk.workers.pop(death.worker_id, None)
         if worker is None:
             return None
-        asked = worker.state == "dying"
-        if not asked:
+        if worker.state != "dying":
             self._move(worker, "dying")
+        asked = bool(worker.kill_reason)
+        if not asked:
             self.desk.counters["workers_lost"] += 1
         self.dying -= 1
         self.desk.by_address.pop(worker.address, None)

@@ -18,7 +18,7 @@ CLUSTER, LOCAL = "cluster", "local"
 CLUSTER_ANSWER_S_MAX = 1.5
 LOCAL_ANSWER_S_MAX = 1.0  # shorter: another node waits for this one
 
-ASKS_PROCESSES = frozenset(("stats", "story", "stack"))
+ASKS_PROCESSES = frozenset(("stats", "story", "stack", "spans"))
 ASKS_HEAD = frozenset(("stats", "story"))
 
 
@@ -44,7 +44,7 @@ class Questions(Part):
     @on(Asked)
     def _asked(self, event: Asked, now: float, sender: str) -> None:
         desk = self.desk
-        content = self._own(event)
+        content = round(now * 1e6) if event.topic == "clock" else self._own(event)
         if content is None:
             desk.out.send(sender, Answered(event.request, event.topic, None))
             return
@@ -75,7 +75,9 @@ class Questions(Part):
             return {"total": dict(entry.total), "available": dict(entry.available)}
         if event.topic == "story":
             return self.node.story(event.argument)
-        return {} if event.topic == "stack" else None
+        if event.topic == "store":
+            return self.node.store.usage()
+        return {"stack": {}, "spans": []}.get(event.topic)
 
     @on(Answered)
     def _answered(self, event: Answered, now: float, sender: str) -> None:
@@ -132,7 +134,7 @@ def merged(topic: str, content: Any, more: Any, sender: str) -> Any:
     """An answer with another process's answer added; what has the wrong form is left out."""
     if topic == "stats" and isinstance(more, dict):
         return add(content, more)
-    if topic in ("nodes", "story") and isinstance(more, list | tuple):
+    if topic in ("nodes", "story", "spans") and isinstance(more, list | tuple):
         together = [*content, *more]
         return sorted(together, key=lambda node: str(node["node_id"])) if topic == "nodes" else together
     if topic == "resources" and isinstance(more, dict):

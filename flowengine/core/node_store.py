@@ -569,3 +569,13 @@ class Store(Part):
             "objects_stored": len(stored),
             "bytes_stored": sum(entry.size_bytes for entry in stored),
         }
+
+    def usage(self) -> dict[str, int]:
+        """What the limit is used for, for people."""
+        return {
+            "limit_bytes": self.limit_bytes,
+            "used_bytes": self.used_bytes,
+            "granted_bytes": self.granted_bytes,
+            "pool_bytes": self.pool_bytes,
+            "disk_bytes": self.disk_bytes,
+        }

@@ -67,22 +67,29 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
 
     def look_at_inputs(self, task: Task) -> None:
         """A WAITING task: count what is missing; go on when nothing is, end badly when an input is an error."""
-        task.missing = 0
+        missing = []
         for obj in task.inputs:
             if obj.value is None:
-                task.missing += 1
-                if obj.dependents is None:
-                    obj.dependents = [task]
-                else:
-                    obj.dependents.append(task)
+                missing.append(obj)
             elif type(obj.value) is m.Failed:
                 self.end_badly(task, obj.value)
                 return
-        if task.missing:
-            self.want([obj for obj in task.inputs if obj.value is None])
-        else:
+        if not missing:
             task.step(Step.INPUTS_CAME)
             self.enqueue(task)
+            return
+        lease = self.lease_to_follow(task, missing)
+        if lease is not None:
+            task.step(Step.INPUTS_CAME)
+            self.push(lease, task)
+            return
+        task.missing = len(missing)
+        for obj in missing:
+            if obj.dependents is None:
+                obj.dependents = [task]
+            else:
+                obj.dependents.append(task)
+        self.want(missing)
 
     # --- the end of an attempt --------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 from ..config import Config
 from . import commands as c
 from . import messages as m
-from .owner_state import Cost, Lease, Obj, Parent, Queue, QueueKey, Task, Waiter
+from .owner_state import Cost, Demand, Lease, Obj, Parent, Queue, QueueKey, Task, Waiter
 
 SPANS_KEPT = 20_000  # runs for the timeline
 COUNTERS = (
@@ -84,6 +84,7 @@ class OwnerBase(ABC):
         self.costs: dict[bytes, Cost] = {}  # by function
         self.sent_functions: dict[str, dict[bytes, None]] = {}  # by worker
         self.pipeline_us_max = int(config.pipeline_s_max * 1e6)
+        self.parked: dict[tuple[QueueKey, str], Demand] = {}  # at nodes that were declared dead, and may come back
         # losses
         self.dead: dict[str, None] = {}  # addresses of processes and nodes that are gone for good
         self.parents: dict[bytes, Parent] = {}  # tasks whose code runs here
@@ -154,6 +155,14 @@ class OwnerBase(ABC):
     @abstractmethod
     def fill(self, queue: Queue) -> None:
         """Push what is ready to workers that take more; then ask for more slots, or give up what is too much."""
+
+    @abstractmethod
+    def lease_to_follow(self, task: Task, missing: list[Obj]) -> Lease | None:
+        """The worker on which all missing inputs are under way, if it takes more."""
+
+    @abstractmethod
+    def push(self, lease: Lease, task: Task) -> None:
+        """Send the task to the worker, and behind it what waits for it alone."""
 
     @abstractmethod
     def ask(self, queue: Queue) -> None:

@@ -78,18 +78,32 @@ class RecoveryRules(OwnerBase):
 
     def peer_lost(self, event: m.PeerLost, sender: str) -> None:
         """A link says that a process is gone for good. A leased worker's end is told by its node, with the reason."""
-        peer = event.peer
+        for key in [key for key in self.parked if key[1] == event.peer]:
+            del self.parked[key]  # the totals were those of the link
+        self.lose(event.peer, event.reason)
+
+    def lose(self, peer: str, reason: str, may_return: bool = False) -> None:
+        """A process or node is gone."""
         if peer in self.dead:
             return
         self.note_dead(peer)
+        if may_return:
+            self.park_demands(peer)
         for lease in [lease for lease in self.leases.values() if lease.node == peer]:
-            death = m.Death(lease.worker_id, "", 0, 0, reason=f"its node is gone ({event.reason})")
+            death = m.Death(lease.worker_id, "", 0, 0, reason=f"its node is gone ({reason})")
             self.lease_lost(m.LeaseLost(lease.id, death), lease.node)
         if any(lease.worker == peer for lease in self.leases.values()):
             # The worker cannot be reached though its node has not reported its death (yet): wait for the node.
             del self.dead[peer]
             return
         self.process_died(peer, "")
+
+    def park_demands(self, node: str) -> None:
+        """The link to the node stands, and so do the totals at its other end."""
+        for queue in self.queues.values():
+            demand = queue.demand.pop(node, None)
+            if demand is not None:
+                self.parked[queue.key, node] = demand
 
     def process_died(self, address: str, node: str) -> None:
         """Whatever a dead process held, owned or stored as a node."""
@@ -112,7 +126,9 @@ class RecoveryRules(OwnerBase):
     def nodes_changed(self, event: m.NodesChanged, sender: str) -> None:
         """The head says who is there."""
         for node in event.dead:
-            self.peer_lost(m.PeerLost(node, "the head declared the node dead"), "")
+            self.lose(node, "the head declared it dead", may_return=True)
+        for entry in event.nodes:
+            self.dead.pop(entry.address, None)  # it begins a new life
 
     def copies_died(self, node: str) -> None:
         """A store is gone: every copy that was there, in one go."""
@@ -375,7 +391,8 @@ class RecoveryRules(OwnerBase):
     def node_moved(self, event: s.NodeMoved, sender: str) -> None:
         """The node of this host was restarted under another address: what it had is gone."""
         old, self.node, self.node_id = self.node, event.node, event.node_id
-        self.peer_lost(m.PeerLost(old, "the node was restarted"), "")
+        self.lose(old, "it was started again")
+        self.dead.pop(event.node, None)
         for queue in self.queues.values():
             if queue.count:
                 self.ask(queue)

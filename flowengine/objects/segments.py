@@ -433,3 +433,14 @@ def _started(pid: int) -> str:
 
 def _pid_space() -> str:
     return os.readlink("/proc/self/ns/pid")
+
+
+def is_session_here(session: str, root: str = "/dev/shm") -> bool:
+    """Whether a living process of this user has made a folder for that session."""
+    pattern = re.compile(rf"{re.escape(session)}-(\d+)$")
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        for entry in os.scandir(_base(root)):
+            match = pattern.match(entry.name)
+            if match and not _abandoned(entry.path, int(match[1])):
+                return True
+    return False

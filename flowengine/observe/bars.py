@@ -23,7 +23,8 @@ def bar(
     if not console.is_terminal:
         yield from _lines(refs, label, completed, console)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    counts = (MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), *counts)
     with Progress(*columns, console=console) as shown:
         row = shown.add_task(label, total=len(refs))
         for ref in completed(refs):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
+
+from flowengine.core.ids import short
+from flowengine.core.messages import TaskSpec
+
+Run = tuple[TaskSpec, str, str, int, int, int, int, str]  # as an owner keeps it
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
@@ -20,6 +25,27 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     began_us: int
     run_us: int
     outcome: str
+
+
+def spans(runs: Iterable[Run]) -> list[Span]:
+    """Runs as an owner keeps them, for people."""
+    return [
+        Span(short(spec.id), spec.name, worker, node, attempt, submitted_us, began_us, run_us, outcome)
+        for spec, worker, node, attempt, submitted_us, began_us, run_us, outcome in list(runs)
+    ]
+
+
+def on_one_clock(spans: Iterable[Span], owner_node: str, ahead_us: Mapping[str, int]) -> list[Span]:
+    """The spans of an owner on that node, with times on one clock; ahead_us: how far each node's clock is ahead."""
+    owner_us = ahead_us.get(owner_node, 0)
+    return [
+        msgspec.structs.replace(
+            span,
+            submitted_us=span.submitted_us - owner_us if span.submitted_us else 0,
+            began_us=span.began_us - ahead_us.get(span.node, owner_us),
+        )
+        for span in spans
+    ]
 
 
 def trace(spans: Iterable[Span]) -> dict[str, Any]:
@@ -46,7 +72,8 @@ def trace(spans: Iterable[Span]) -> dict[str, Any]:
             events.append({"ph": "X", "name": f"submit {span.name}", "cat": "submit", "pid": 1, "tid": 1,
                            "ts": span.submitted_us, "dur": 1})
             events.append({"ph": "s", "pid": 1, "tid": 1, "ts": span.submitted_us, **flow})
-            events.append({"ph": "f", "bp": "e", "pid": pid, "tid": tid, "ts": max(span.began_us, span.submitted_us), **flow})
+            arrived_us = max(span.began_us, span.submitted_us)
+            events.append({"ph": "f", "bp": "e", "pid": pid, "tid": tid, "ts": arrived_us, **flow})
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import stat
 from pathlib import Path
 
 import msgspec
 
 from flowengine.config import Config
-from flowengine.errors import BadValue
+from flowengine.errors import BadValue, FlowError, HeadLost
 from flowengine.runtime.settings import HeadProcessSettings, Tls
 
 VERSION = 1
 SECRET_BYTES = 32
 SESSION_BYTES = 6
+LISTENS_TIMEOUT_S = 1.0
 
 
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +81,45 @@ def read_connection(path: str | os.PathLike[str]) -> Connection:
     return connection
 
 
+def own_host(address: str) -> str:
+    """The address of this host from which the head is reached."""
+    host, _, port = address.partition("://")[2].partition("#")[0].rpartition(":")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host.strip("[]"), int(port)))
+        except OSError as error:
+            raise HeadLost(f"the head at {host}:{port} cannot be reached from this host: {error}") from error
+        return str(probe.getsockname()[0])
+
+
+def session_path(state_dir: str, session: str) -> Path:
+    """Where a local engine leaves its connection file while it runs."""
+    return Path(state_dir, "sessions", f"{session}.json")
+
+
+def local_sessions(state_dir: str) -> list[Connection]:
+    """The local engines of this user that have left a connection file and accept connections, newest first."""
+    found: list[tuple[float, Connection]] = []
+    for path in Path(state_dir, "sessions").glob("*.json"):
+        try:
+            status = path.stat()
+            if status.st_uid == os.getuid() and listens((connection := read_connection(path)).address):
+                found.append((status.st_mtime, connection))
+        except (OSError, FlowError):
+            continue  # it ends just now, or is somebody else's
+    return [connection for _, connection in sorted(found, key=lambda pair: -pair[0])]
+
+
+def listens(address: str) -> bool:
+    """Whether anybody accepts connections at tcp://HOST:PORT#NAME of this host."""
+    host, _, port = address.partition("://")[2].partition("#")[0].rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=LISTENS_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
 def port_of(address: str) -> int:
     """The port in tcp://HOST:PORT#NAME, 0 when there is no address."""
     return int(address.partition("#")[0].rpartition(":")[2]) if address else 0
@@ -95,7 +136,7 @@ def new_session() -> str:
 
 
 def head_settings(host: str, connection_path: str, state_dir: str, tls: bool = True,
-                  config: Config | None = None) -> HeadProcessSettings:
+                  config: Config | None = None, port: int = 0) -> HeadProcessSettings:
     """What `flow head` runs with: the cluster of its state folder when there is one (a restart), else a new one."""
     identity_path = Path(state_dir, "head.json")
     known = read_connection(identity_path) if identity_path.exists() else None
@@ -104,7 +145,7 @@ def head_settings(host: str, connection_path: str, state_dir: str, tls: bool = T
         known = Connection(address="tcp://new:0#new", secret=new_secret().hex(), session=new_session(),
                            certificate=pair.certificate if pair else None, key=pair.key if pair else None)
     return HeadProcessSettings(host=host, session=known.session, secret=known.secret_bytes, tls=known.tls,
-                               state_dir=state_dir, config=config or Config(), port=port_of(known.address),
+                               state_dir=state_dir, config=config or Config(), port=port or port_of(known.address),
                                connection_paths=(str(identity_path), connection_path))
 
 

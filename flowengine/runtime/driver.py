@@ -15,15 +15,20 @@ import psutil
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
 from flowengine.errors import FlowError
+from flowengine.objects.segments import is_session_here
 from flowengine.refs import Current
 from flowengine.runtime.connection import Connection
-from flowengine.runtime.session import Session
 from flowengine.runtime.launched import DriverSettings, Launched, launch
+from flowengine.runtime.session import Session
 from flowengine.runtime.settings import LauncherReady
+from flowengine.runtime.visitor import reach
 
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 30.0
+ASK_AGAIN_S = 0.2
+LOCAL_NODE_PATIENCE_S = 1.0  # before a node is started on a host where none seems to be
+COMING_NODE = "node-of-"  # `flow node` leaves a folder for a session of this name while it runs
 
 
 class DriverSession(Session):
@@ -63,29 +68,33 @@ class DriverSession(Session):
 
     def _local_node(self, connection: Connection) -> str:
         """The node of this host in a cluster; where there is none, one without workers is started for its store."""
-        local = local_addresses()
         self.thread.start()
-        nodes = self.ask_head(connection)
-        for entry in nodes:
-            if entry["host"] in local:
-                return str(entry["address"])
+        asyncio.run_coroutine_threadsafe(self._reach_head(connection), self.loop).result()
+        began_s = time.monotonic()
+        while True:
+            nodes = self.nodes_of(connection)
+            found = node_on(local_addresses(), nodes)
+            if found:
+                return found
+            patience_s = START_TIMEOUT_S
+            if nodes and not is_session_here(COMING_NODE + connection.session):
+                patience_s = LOCAL_NODE_PATIENCE_S
+            if time.monotonic() - began_s > patience_s:
+                break
+            time.sleep(ASK_AGAIN_S)
         self.launched = launch(self.settings, connection.session, connection.address, connection.tls)
         self.launched.on_ready = self.node_restarted
         return self.launched.first_ready().node
 
-    def ask_head(self, connection: Connection) -> list[dict[str, Any]]:
-        """The nodes that the head knows; waits until there is one."""
-        async def begin() -> None:
+    async def _reach_head(self, connection: Connection) -> None:
+        if not self.endpoint.address:
             await self.endpoint.start()
-            await self.endpoint.connect(connection.address)
+        await reach(self.endpoint, connection.address, self.config.connect_timeout_s)
 
-        asyncio.run_coroutine_threadsafe(begin(), self.loop).result(timeout=START_TIMEOUT_S)
-        end = time.monotonic() + START_TIMEOUT_S
-        while True:
-            nodes: list[dict[str, Any]] = self.ask(connection.address, "nodes")
-            if nodes or time.monotonic() > end:
-                return nodes
-            threading.Event().wait(0.2)
+    def nodes_of(self, connection: Connection) -> list[dict[str, Any]]:
+        """The nodes that the head knows."""
+        found: list[dict[str, Any]] = self.ask(connection.address, "nodes")
+        return found
 
     def open(self, node: str) -> None:
         """As every session; a thread and an endpoint may run already."""
@@ -95,16 +104,45 @@ class DriverSession(Session):
     def node_restarted(self, ready: LauncherReady) -> None:
         """The launcher started the node or the head again."""
         self.head = ready.head
-        if self.closed or ready.node == self.node:
-            return
-        self.node = ready.node
+        if not self.closed and ready.node != self.node:
+            self._move(ready.node)
+
+    def on_lost(self, peer: str, reason: str) -> None:
+        """In a cluster nobody tells us when this host's node was started again."""
+        super().on_lost(peer, reason)
+        if peer == self.node and self.launched is None and not self.closed:
+            threading.Thread(target=self._find_node, name="flowengine-find-node", daemon=True).start()
+
+    def _find_node(self) -> None:
+        """Join the node that this host has now."""
+        assert self.connection is not None
+        while not self.closed:
+            time.sleep(ASK_AGAIN_S)
+            try:
+                asyncio.run_coroutine_threadsafe(self._reach_head(self.connection), self.loop).result()
+                found = node_on(local_addresses(), self.nodes_of(self.connection))
+                if found:
+                    asyncio.run_coroutine_threadsafe(self._reach_node(found), self.loop).result()
+                    self._move(found)
+                    return
+            except (FlowError, OSError, TimeoutError) as error:
+                log.debug("no node on this host yet: %s", error)
+
+    async def _reach_node(self, node: str) -> None:
+        self.endpoint.forgive(node)
+        async with asyncio.timeout(self.config.connect_timeout_s):
+            await self.endpoint.connect(node)
+
+    def _move(self, node: str) -> None:
+        """Use another node of this host; what the last one had is gone."""
+        self.node = node
         self.joined = type(self.joined)()
         self.hello()
         welcome = self.joined.result(timeout=self.config.connect_timeout_s)
         old = self.values
         self.enter(welcome)
         self.values.durable_url = f"file://{self.settings.state_dir}/durable"
-        self.step(s.NodeMoved(ready.node, ready.node_id))
+        self.step(s.NodeMoved(node, welcome.node_id))
         old.node_moved()
 
     def shutdown(self) -> None:
@@ -120,6 +158,11 @@ class DriverSession(Session):
         self.close()
         if self.launched is not None:
             self.launched.end()
+
+
+def node_on(addresses: set[str], nodes: list[dict[str, Any]]) -> str:
+    """The address of a node on this host that has something to offer ("": none); those of drivers have nothing."""
+    return next((str(entry["address"]) for entry in nodes if entry["host"] in addresses and entry["total"]), "")
 
 
 def local_addresses() -> set[str]:

@@ -19,7 +19,7 @@ from typing import Any
 from flowengine.core.commands import WriteJournal
 from flowengine.core.head import Head
 from flowengine.core.head import HeadSettings as MachineSettings
-from flowengine.core.messages import Message
+from flowengine.core.messages import Answered, Asked, Message
 from flowengine.runtime import process
 from flowengine.runtime.connection import Connection, port_of, write_connection
 from flowengine.runtime.drive import Drive
@@ -110,15 +110,17 @@ class HeadShell:
         self.report_fd = report_fd
         self.journal = JournalFile(Path(settings.state_dir, f"head-{settings.session}.sqlite"), log.error)
         self.drive: Drive | None = None
+        self.ended: asyncio.Event
 
     async def run(self) -> int:
         """Serve until told to end."""
-        ended = process.end_event()
+        ended = self.ended = process.end_event()
         rows = self.journal.open()
         await self._listen()
         me = self.endpoint.address
         about = MachineSettings(me, self.settings.session, self.settings.host, port_of(me))
         machine = Head(about, self.settings.config, rows)
+        machine.journal.wall_offset_s = process.wall_offset_s()
         drive = self.drive = Drive(machine)
         drive.attach(self.endpoint, asyncio.get_running_loop())
         drive.perform[WriteJournal] = self._write
@@ -153,6 +155,7 @@ class HeadShell:
                                 certificate=tls.certificate if tls else None, key=tls.key if tls else None)
         for path in settings.connection_paths:
             write_connection(path, connection)
+        log.info("the head of session %s listens at %s", settings.session, self.endpoint.address)
         if self.report_fd >= 0:
             os.write(self.report_fd, f"{self.endpoint.address}\n".encode())
             os.close(self.report_fd)
@@ -161,6 +164,10 @@ class HeadShell:
         self.journal.write(command.rows)
 
     def _on_batch(self, peer: str, messages: list[Message]) -> None:
+        for message in messages:
+            if isinstance(message, Asked) and message.topic == process.END_TOPIC:
+                self.endpoint.send(peer, Answered(message.request, message.topic, None))
+                self.ended.set()
         if self.drive is not None:
             self.drive.batch(peer, messages)
 

@@ -1,7 +1,8 @@
-"""The launcher process of a local engine, as its driver holds it. Light to import: it starts before the rest is loaded."""
+"""The launcher process of a local engine, as its driver holds it. Light to import: it starts before all else."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
@@ -20,6 +21,14 @@ from flowengine.runtime.settings import LauncherReady, LauncherSettings, Tls
 log = logging.getLogger(__name__)
 
 END_TIMEOUT_S = 4.0
+# The launcher imports what the program would import, and nothing else that lies in the working directory; the
+# environment stays the user's own, since tasks may start other Pythons.
+BEGIN = """
+import json, sys
+sys.path[:] = json.loads(sys.argv.pop())
+from flowengine.runtime.launcher import main
+sys.exit(main())
+"""
 
 
 class DriverSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,10 +49,9 @@ class Launched:
 
     def __init__(self, settings: LauncherSettings) -> None:
         self.on_ready: Callable[[LauncherReady], None] | None = None
-        command = [sys.executable, "-m", "flowengine.runtime.launcher"]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        command = [sys.executable, "-P", "-c", BEGIN, json.dumps([path or os.getcwd() for path in sys.path])]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
         assert self.process.stdin is not None
         self.process.stdin.write(msgspec.json.encode(settings) + b"\n")

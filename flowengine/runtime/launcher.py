@@ -33,9 +33,10 @@ import msgspec
 from flowengine.objects.spill import spill_folder
 from flowengine.runtime import child
 from flowengine.runtime.channel import Channel, channel_pair, close_all
-from flowengine.runtime.connection import port_of
+from flowengine.runtime.connection import Connection, port_of, session_path, write_connection
 from flowengine.runtime.settings import (
     TO_LAUNCHER,
+    EndAll,
     ForkWorker,
     HeadListens,
     HeadProcessSettings,
@@ -60,7 +61,7 @@ FAILED_STARTS_MAX = 8
 PRELOADED = ("numpy", "lz4.frame", "cloudpickle", "sqlite3", "psutil")  # what workers and nodes want at once
 READ_BYTES = 65_536
 
-FromNode = ForkWorker | NodeListens | SignalHead | SignalWorker
+FromNode = EndAll | ForkWorker | NodeListens | SignalHead | SignalWorker
 OnReady = Callable[[LauncherReady], None]
 
 
@@ -307,6 +308,8 @@ class Launcher:
         elif isinstance(word, SignalHead):
             if self.head is not None:
                 os.kill(self.head.pid, word.signal)
+        elif isinstance(word, EndAll):
+            self._stop()
         else:
             life.address, life.store_folder = word.address, word.store_folder
             self.folders.append(word.store_folder)
@@ -339,8 +342,22 @@ class Launcher:
         node, head = self.node, self.head
         if node is None or not node.address or not self.head_address or (head is not None and not head.address):
             return
+        if head is not None:
+            self._leave_connection()
         self.on_ready(LauncherReady(node=node.address, node_id=node.name, node_pid=node.pid, head=self.head_address,
                                     head_pid=head.pid if head else 0, store_folder=node.store_folder))
+
+    def _leave_connection(self) -> None:
+        """Let this user's programs find the local engine."""
+        settings, tls = self.settings, self.settings.tls
+        path = session_path(settings.state_dir, settings.session)
+        try:
+            os.makedirs(path.parent, mode=0o700, exist_ok=True)
+            write_connection(path, Connection(
+                address=self.head_address, secret=settings.secret.hex(), session=settings.session,
+                certificate=tls.certificate if tls else None, key=tls.key if tls else None))
+        except OSError as error:
+            log.warning("programs like `flow status` will not find this engine: %s", error)
 
     # --- workers ----------------------------------------------------------------------------------
 
@@ -376,6 +393,9 @@ class Launcher:
         self._signal_all(signal.SIGKILL)
         while self._children():
             self._turn(None)
+        if not self.settings.head:
+            with contextlib.suppress(OSError):
+                session_path(self.settings.state_dir, self.settings.session).unlink()
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):

@@ -330,6 +330,9 @@ class Endpoint:
     def _attach(self, link: Link, stream: BulkStream, dialled: bool, peer_received: int) -> None:
         if link.lost is not None or (self._closed and not link.closing):
             raise ConnectionError("the link ended meanwhile")
+        if peer_received > link.sent:  # it remembers more than was sent on this link: one side has given the other up
+            stream.abort()
+            raise PeerGone(f"{link.peer} and {self.address} disagree on what was sent")
         self._reconnects += link.attached > 0
         wire = handshake.to_wire(stream, link, self.loop)
         link.attach(wire, dialled, peer_received)

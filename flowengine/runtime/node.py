@@ -22,7 +22,7 @@ from flowengine.core.commands import (
     StartWorker,
     StopWorker,
 )
-from flowengine.core.messages import Answered, Asked, ChaosOrdered, Joined, LogLines, Message
+from flowengine.core.messages import Answered, Asked, ChaosOrdered, Goodbye, Joined, LogLines, Message
 from flowengine.core.node import Node
 from flowengine.core.node_desk import NodeSettings
 from flowengine.objects import segments as store_files
@@ -35,6 +35,7 @@ from flowengine.runtime.node_objects import Objects
 from flowengine.runtime.node_workers import Workers
 from flowengine.runtime.settings import (
     TO_NODE,
+    EndAll,
     HeadListens,
     NodeListens,
     NodeProcessSettings,
@@ -47,6 +48,7 @@ from flowengine.runtime.settings import (
 log = logging.getLogger(__name__)
 
 LOGS_TOPIC = "logs"  # asked by a driver before it ends: answered when all that was printed was forwarded
+SHELL_TOPICS = frozenset((LOGS_TOPIC, "running", "threads", process.END_TOPIC))
 HARMS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "thaw": signal.SIGCONT}
 
 
@@ -81,6 +83,8 @@ class NodeShell:
         self._start_machine(loop)
         self._say(NodeListens(self.endpoint.address, self.folder))
         await self.ended.wait()
+        if self.settings.head:  # others need not wait until they miss this node
+            self._tell(self.head, Goodbye("it was told to end"))
         self.objects.close()
         if self.workers is not None:
             self.workers.drain()
@@ -106,6 +110,7 @@ class NodeShell:
             me=me, node_id=settings.node_id, host=settings.host, total=settings.total, num_workers=settings.num_workers,
             store_folder=self.folder, store_limit_bytes=settings.store_limit_bytes, session=settings.session,
             head=self.head), self.config)
+        machine.desk.journal.wall_offset_s = process.wall_offset_s()
         drive = self.drive = Drive(machine)
         drive.attach(self.endpoint, loop)
         template = WorkerSettings(
@@ -182,14 +187,25 @@ class NodeShell:
                 self.drivers[peer] = message.pid
             return False
         if isinstance(message, Asked):
-            if message.topic != LOGS_TOPIC:
-                return False
-            if self.workers is not None:
-                self.workers.drain()
-            self._tell(peer, Answered(message.request, message.topic, None))
-            return True
+            return self._answered(peer, message)
         assert isinstance(message, ChaosOrdered)
         return self._harm(peer, message)
+
+    def _answered(self, peer: str, question: Asked) -> bool:
+        """Answer what the machine cannot know."""
+        if self.workers is None or question.topic not in SHELL_TOPICS:
+            return False
+        content: Any = None
+        if question.topic == LOGS_TOPIC:
+            self.workers.drain()
+        elif question.topic == "running":
+            content = self.workers.running()
+        elif question.topic == "threads":
+            content = process.stacks()
+        self._tell(peer, Answered(question.request, question.topic, content))
+        if question.topic == process.END_TOPIC:
+            self._say(EndAll())
+        return True
 
     def _harm(self, peer: str, order: ChaosOrdered) -> bool:
         """Do harm on purpose: to a worker, to this node ("node" or its id), to the head, to all links of this node."""

@@ -162,6 +162,14 @@ class Workers:
 
     # --- what they print --------------------------------------------------------------------------
 
+    def running(self) -> dict[str, tuple[int, str, int, str]]:
+        """What each worker runs: process id, task in hex ("" for none), attempt, name."""
+        found = {}
+        for worker_id, process in self._processes.items():
+            task, attempt, name = process.running()
+            found[worker_id] = process.pid, task.hex(), attempt, name
+        return found
+
     def drain(self) -> None:
         """Forward all that was printed until now."""
         for process in list(self._processes.values()):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
+import threading
+import time
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
     from flowengine.config import Config
     from flowengine.runtime.link import BulkStream
     from flowengine.runtime.settings import Tls
+
+END_TOPIC = "end"  # asked of a node or a head: end, and all that you have started
 
 OnBatch = Callable[[str, list[Any]], None]
 OnLost = Callable[[str, str], None]
@@ -76,3 +82,18 @@ def end_event() -> asyncio.Event:
             continue
         loop.add_signal_handler(number, ended.set)
     return ended
+
+
+def stacks() -> list[str]:
+    """What each thread of this process does, as text."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = []
+    for ident, frame in sys._current_frames().items():
+        lines = "".join(traceback.format_stack(frame))
+        found.append(f"thread {names.get(ident, '?')}\n{lines}")
+    return found
+
+
+def wall_offset_s() -> float:
+    """What turns the monotonic clock into the local time of day."""
+    return time.time() - time.monotonic() + time.localtime().tm_gmtoff

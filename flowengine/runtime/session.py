@@ -14,7 +14,6 @@ import itertools
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections import deque
@@ -33,6 +32,7 @@ from flowengine.core.owner import Owner
 from flowengine.errors import FlowError, GetTimeout, ObjectLost, StaleSession, unpack_error
 from flowengine.objects import codec
 from flowengine.objects.segments import Segments
+from flowengine.observe.timeline import spans
 from flowengine.refs import Current, ObjectRef
 from flowengine.runtime import process
 from flowengine.runtime.drive import Drive
@@ -42,7 +42,8 @@ from flowengine.runtime.values import Values
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-ANSWER_TIMEOUT_S = 3.0
+NAME_DIGITS_MIN = 8  # of a task or object that a story is asked of
+STORY_OBJECTS_MAX = 20
 
 
 class Context:
@@ -218,8 +219,10 @@ class Session:
             self.drive.batch(peer, rest)
 
     def on_lost(self, peer: str, reason: str) -> None:
-        """A peer is gone for good."""
-        self.drive.lost(peer, reason)
+        """A peer is gone for good; if it was only cut off, it comes back under its own address."""
+        self.endpoint.forgive(peer)
+        if self.node:  # else there are no machines yet
+            self.drive.lost(peer, reason)
 
     # --- waiting ----------------------------------------------------------------------------------
 
@@ -471,7 +474,9 @@ class Session:
         if topic == "stats":
             content = dict(self.owner.counters)
         elif topic == "stack":
-            content = {f"{self.role} {os.getpid()}": stacks()}
+            content = {f"{self.role} {os.getpid()}": process.stacks()}
+        elif topic == "spans":
+            content = [msgspec.to_builtins(span) for span in spans(self.owner.spans)]
         elif topic == "story":
             content = self.story(question.argument)
         elif topic == "commit":
@@ -479,9 +484,12 @@ class Session:
         self.endpoint.send(peer, m.Answered(question.request, topic, content))
 
     def story(self, name: Any) -> list[str]:
-        """Lines about an object or task."""
-        oid = bytes.fromhex(name) if isinstance(name, str) else name
-        return [self.owner.why(oid)] if oid in self.owner.objects else []
+        """Lines about an object or task; the start of a name will do."""
+        digits = (name.hex() if isinstance(name, bytes) else str(name)).partition(".")[0].lower()
+        if len(digits) < NAME_DIGITS_MIN:
+            return []
+        found = [oid for oid in list(self.owner.objects) if oid.hex().startswith(digits)]
+        return [self.owner.why(oid) for oid in found[:STORY_OBJECTS_MAX]]
 
     def answered(self, peer: str, message: m.Answered) -> None:
         """An answer came."""
@@ -507,7 +515,8 @@ class Session:
 
     def unguard_interrupts(self) -> None:
         """Give SIGINT back."""
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) == self.interrupted:
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and signal.getsignal(signal.SIGINT) == self.interrupted:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     # --- ending -----------------------------------------------------------------------------------
@@ -521,6 +530,11 @@ class Session:
             Current.session = None
         for wake in list(self.waits.values()):
             wake()
+        if not self.thread.is_alive():
+            self.loop.close()
+            return  # the start has failed before anything ran here
+        if not self.thread.is_alive():
+            return
         try:
             asyncio.run_coroutine_threadsafe(self.endpoint.close(), self.loop).result(timeout=3)
         except Exception:
@@ -578,18 +592,6 @@ class Session:
 
     def goodbye(self, peer: str, message: m.Goodbye) -> None:
         """The peer ends on purpose; its link will tell."""
-
-
-def stacks() -> list[str]:
-    """What each thread of this process does, as text."""
-    import traceback
-
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    found = []
-    for ident, frame in sys._current_frames().items():
-        lines = "".join(traceback.format_stack(frame))
-        found.append(f"thread {names.get(ident, '?')}\n{lines}")
-    return found
 
 
 def lost_value(oid: bytes) -> ObjectLost:

@@ -137,6 +137,10 @@ class SignalHead(Word, frozen=True):
     signal: int
 
 
+class EndAll(Word, frozen=True):
+    """Somebody who may has asked for the end of this node and of all that the launcher has started."""
+
+
 # --- launcher -> node -----------------------------------------------------------------------------
 
 
@@ -161,5 +165,5 @@ class WorkerReaped(Word, frozen=True):
     exit_code: int
 
 
-TO_LAUNCHER = NodeListens | ForkWorker | SignalWorker | SignalHead
+TO_LAUNCHER = NodeListens | ForkWorker | SignalWorker | SignalHead | EndAll
 TO_NODE = HeadListens | WorkerForked | WorkerReaped

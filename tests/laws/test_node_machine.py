@@ -13,11 +13,19 @@ from flowengine.core.invariants import check
 from flowengine.core.node import Node, NodeSettings
 
 ME, HEAD, OTHER = "tcp://n1#a", "tcp://head#a", "tcp://n2#a"
-SHAPES = ((("CPU", 1.0),), (("CPU", 0.5),), (("CPU", 2.0),), (("GPU", 1.0),), (), (("CPU", 1.0), ("GPU", 1.0)), (("CPU", 9.0),))
+SHAPES: tuple[m.Shape, ...] = (
+    (("CPU", 1.0),),
+    (("CPU", 0.5),),
+    (("CPU", 2.0),),
+    (("GPU", 1.0),),
+    (),
+    (("CPU", 1.0), ("GPU", 1.0)),
+    (("CPU", 9.0),),
+)
 PLACEMENTS = ((), ("n1",), ("n2", "*"), ("n2",), ("n1", "n2"))
 DRIVERS = ("d1", "d2")
 LIMIT_BYTES = 100
-SIZES = (10, 25, 40, 100, 120)  # of object i
+SIZES = (10, 25, 40, 100, 120, 30, 35, 45)  # of object i
 CONFIG = Config(workers_extra_max=3, pull_parallel_max=2, spill_parallel_max=2, spill_limit_bytes=150)
 CLUSTER = tuple(
     m.NodeEntry(node_id, address, "h", (("CPU", 2.0), ("GPU", 1.0)), (("CPU", 2.0),))
@@ -45,7 +53,7 @@ class NodeMachine(RuleBasedStateMachine):
         self.wanted: dict[tuple[str, int, int], int] = {}
         self.granted: dict[tuple[str, int, int], int] = {}
         self.leases: dict[int, str] = {}
-        self.tokens: list[tuple[str, int]] = []  # granted room
+        self.tokens: list[tuple[str, int]] = []  # (process, object) for which room was granted
         self.asked: dict[tuple[str, int], int] = {}
         self.request = 0
         self.to_free: list[tuple[str, bytes]] = []  # writer has to answer
@@ -79,9 +87,9 @@ class NodeMachine(RuleBasedStateMachine):
         elif isinstance(message, m.LeaseLost):
             self.leases.pop(message.lease, None)
         elif isinstance(message, m.SpaceGiven):
-            size_bytes = self.asked.pop((to, message.request))
+            index = self.asked.pop((to, message.request))
             if message.granted:
-                self.tokens.append((to, size_bytes))
+                self.tokens.append((to, index))
             else:
                 assert message.kind in ("StoreFull", "OutOfDisk")
         elif isinstance(message, m.ObjectFreed):
@@ -94,7 +102,7 @@ class NodeMachine(RuleBasedStateMachine):
 
     def gone(self, address: str) -> None:
         self.tokens = [token for token in self.tokens if token[0] != address]
-        self.asked = {key: size for key, size in self.asked.items() if key[0] != address}
+        self.asked = {key: index for key, index in self.asked.items() if key[0] != address}
         self.to_free = [pair for pair in self.to_free if pair[0] != address]
         self.waiting_for = {pair: None for pair in self.waiting_for if pair[0] != address}
         for book in (self.wanted, self.granted):
@@ -167,6 +175,13 @@ class NodeMachine(RuleBasedStateMachine):
         self.end(list(self.processes)[which % len(self.processes)])
 
     @precondition(lambda self: self.processes)
+    @rule(which=pick, on_purpose=st.booleans())
+    def worker_link_ends(self, which: int, on_purpose: bool) -> None:
+        address = list(self.processes.values())[which % len(self.processes)]
+        if address:
+            self.tell(m.Goodbye() if on_purpose else m.PeerLost(address, "closed"), address if on_purpose else "")
+
+    @precondition(lambda self: self.processes)
     @rule(which=pick, blocked=st.booleans())
     def worker_blocks(self, which: int, blocked: bool) -> None:
         worker_id, address = list(self.processes.items())[which % len(self.processes)]
@@ -217,19 +232,30 @@ class NodeMachine(RuleBasedStateMachine):
     def asks_room(self, which: int, index: int) -> None:
         process = self.alive()[which % len(self.alive())]
         self.request += 1
-        self.asked[process, self.request] = SIZES[index]
+        self.asked[process, self.request] = index
         self.tell(m.SpaceAsked(self.request, SIZES[index]), process)
 
     @precondition(lambda self: self.tokens)
     @rule(which=pick, owner=pick, seal=st.booleans())
     def uses_room(self, which: int, owner: int, seal: bool) -> None:
-        process, size_bytes = self.tokens.pop(which % len(self.tokens))
+        process, index = self.tokens.pop(which % len(self.tokens))
         if seal:
             names = self.alive()
-            sealed = m.ObjectSealed(oid_of(SIZES.index(size_bytes)), size_bytes, names[owner % len(names)])
-            self.tell(sealed, process)
+            self.tell(m.ObjectSealed(oid_of(index), SIZES[index], names[owner % len(names)]), process)
         else:
-            self.tell(m.SpaceReturned(size_bytes), process)
+            self.tell(m.SpaceReturned(SIZES[index]), process)
+
+    @precondition(lambda self: self.alive())
+    @rule(which=pick, index=st.integers(0, len(SIZES) - 1), owner=pick)
+    def puts(self, which: int, index: int, owner: int) -> None:
+        self.asks_room(which, index)
+        while self.tokens:
+            self.uses_room(0, owner, True)
+
+    @rule(luck=pick)
+    def shell_does_all(self, luck: int) -> None:
+        for _ in range(len(self.work)):
+            self.act(self.work.pop(0), luck)
 
     @precondition(lambda self: self.alive())
     @rule(which=pick, index=st.integers(0, len(SIZES) - 1), here_only=st.booleans())
@@ -292,8 +318,8 @@ class NodeMachine(RuleBasedStateMachine):
             for writer, oid in self.to_free:
                 self.tell(m.SegmentKept(oid, 0), writer)
             self.to_free = []
-            for process, size_bytes in self.tokens:
-                self.tell(m.SpaceReturned(size_bytes), process)
+            for process, index in self.tokens:
+                self.tell(m.SpaceReturned(SIZES[index]), process)
             self.tokens = []
             for lease, owner in list(self.leases.items()):
                 self.leases.pop(lease, None)

@@ -1,0 +1,89 @@
+"""What must be true of a run, judged from outside of the machines: the result, the end, and that nothing is left over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flowengine.core.ids import short
+from flowengine.core.invariants import check as laws_of
+
+from .sim_programs import expected
+
+if TYPE_CHECKING:
+    from .sim_process import Process
+    from .sim_world import World
+
+LOST_KINDS = ("lost", "store", "cancelled")
+
+
+def wrong_outcome(world: World) -> list[str]:
+    """Lines about a driver's result that is not the one that its program must give."""
+    outcome, wanted = world.driver.outcome, expected(world.program)
+    if outcome == wanted:
+        return []
+    if outcome is None:
+        return ["the program did not end", *stuck(world)]
+    text = str(outcome)
+    if world.put_lost and ("is gone" in text or "lost" in text):
+        return []  # a value that was only put may die with its store
+    return [f"the program gave {text[:600]}, it must give {wanted}"]
+
+
+def stuck(world: World) -> list[str]:
+    """What each process waits for."""
+    lines = []
+    for process in (world.driver, *world.workers.values()):
+        owner = process.owner
+        for waiter in owner.waiters.values():
+            lines += [f"{process.address} waits: {owner.why(obj.oid)}" for obj in waiter.objects if obj.value is None]
+        lines += [f"{process.address}: {owner.why_task(task)}" for task in owner.tasks.values() if task.state < 3]
+        if process.executor is not None and process.executor.running is not None:
+            lines.append(f"{process.address} runs {short(process.executor.running.push.spec.id)}")
+    return lines[:40]
+
+
+def left_over(world: World) -> list[str]:
+    """What is still there though nobody refers to anything."""
+    lines = []
+    for process in (world.driver, *world.workers.values()):
+        lines += [f"{process.address}: {line}" for line in left_in(process)]
+    for node in world.nodes.values():
+        if not node.alive:
+            continue
+        store, leases = node.machine.store, node.machine.leases
+        books = {
+            "objects": len(store.entries), "granted bytes": store.granted_bytes, "used bytes": store.used_bytes,
+            "asks": len(store.asks), "leases": len(leases.leases), "waiting demands": len(leases.waiting),
+            "segments": len(node.memory), "files": len(node.disk),
+        }
+        lines += [f"{node.address}: {count} {what}" for what, count in books.items() if count]
+        if leases.ledger.available() != leases.ledger.total():
+            lines.append(f"{node.address}: only {leases.ledger.available()} free")
+        states = [worker.state for worker in node.machine.desk.workers.values()]
+        if any(state != "idle" for state in states):
+            lines.append(f"{node.address}: workers {states}")
+        lines += laws_of(node.machine)
+    return [*lines, *laws_of(world.head.machine)]
+
+
+def left_in(process: Process) -> list[str]:
+    """What the machines of a process still hold."""
+    owner = process.owner
+    lines = [
+        f"object {owner.why(oid)}: local {obj.local}, pins {obj.pins}, lineage {obj.lineage}, "
+        f"borrowers {obj.borrowers}, owner {obj.owner!r}, via {obj.via is not None}"
+        for oid, obj in owner.objects.items()
+    ]
+    lines += [f"task {owner.why_task(task)}" for task in owner.tasks.values()]
+    books = {
+        "waiters": owner.waiters, "leases": owner.leases, "unannounced": owner.unannounced, "parents": owner.parents,
+        "left children": owner.left_children, "unconfirmed": owner.unconfirmed, "fetch errors": owner.fetch_errors,
+        "ending": owner.ending, "waits of threads": process.waits, "functions in use": owner.functions.users,
+    }
+    borrowed = {peer: held for peer, held in owner.borrowed_by.items() if held}
+    lines += [f"{len(book)} {what}" for what, book in books.items() if book]
+    lines += [f"borrowed by {peer}: {len(held)}" for peer, held in borrowed.items()]
+    lines += [f"{queue.count} tasks queued" for queue in owner.queues.values() if queue.count]
+    if process.executor is not None and (process.executor.running is not None or process.executor.queue):
+        lines.append("the executor has work")
+    return [*lines, *laws_of(owner)]

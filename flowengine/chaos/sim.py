@@ -1,0 +1,126 @@
+"""The seeded simulator: the machines of a whole cluster in one process, where time, network and disks are virtual.
+
+Every run follows from a scenario and a seed, so a failure is repeated by its seed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+from .checkers import left_over, wrong_outcome
+from .sim_settings import FaultRates, NetSettings, Scenario
+from .sim_world import TRACE_LINES, Broken, World
+
+__all__ = ["Failure", "Report", "Scenario", "simulate", "story_of"]
+
+QUIET_S = 12.0  # after the program's end: then nothing may be left
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A seed whose run was not right, and how."""
+
+    seed: int
+    lines: tuple[str, ...]
+
+
+class Report(msgspec.Struct):
+    """What a number of runs have shown."""
+
+    scenario: str
+    seeds: int = 0
+    failures: list[Failure] = []
+    tasks: int = 0
+    events: int = 0
+    messages: int = 0
+    head_messages: int = 0
+    virtual_s: float = 0.0
+    kinds: dict[str, int] = {}
+
+    @property
+    def messages_per_task(self) -> float:
+        """Between all processes, but for signs of life."""
+        return self.messages / max(1, self.tasks)
+
+    def __str__(self) -> str:
+        head = (
+            f"{self.scenario}: {self.seeds} seeds, {len(self.failures)} failed; {self.tasks} tasks, {self.events} events, "
+            f"{self.messages_per_task:.2f} messages per task, {self.head_messages} to the head, "
+            f"{self.virtual_s:.1f} virtual seconds"
+        )
+        told = [f"seed {failure.seed}: " + "\n    ".join(failure.lines[:12]) for failure in self.failures[:10]]
+        return "\n  ".join([head, *told])
+
+
+def run(world: World) -> list[str]:
+    """Run a world to its end; lines about what was wrong."""
+    scenario, clock, driver = world.scenario, world.clock, None
+    try:
+        world.start()
+        driver = world.driver
+        while driver.outcome is None and clock.step(scenario.end_s):
+            pass
+        if driver.outcome is not None:
+            last_s = max([clock.now, *(fault.at_s + fault.seconds for fault in world.faults)])
+            while clock.step(last_s + QUIET_S):
+                pass
+        lines = wrong_outcome(world)
+        if driver.outcome is not None:
+            lines += left_over(world)
+    except Broken as broken:
+        return [str(broken)]
+    return lines
+
+
+def story_of(scenario: Scenario, seed: int, lines_max: int = TRACE_LINES) -> list[str]:
+    """The last events of a seed's run, as lines."""
+    world = World(scenario, seed)
+    world.trace = deque(maxlen=lines_max)
+    lines = run(world)
+    return [*(f"{now:9.4f} {where:<18} {sender:<22} {event}" for now, where, sender, event in world.trace), *lines]
+
+
+SCENARIOS: dict[str, Scenario] = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(name="calm"),
+        Scenario(name="workers", faults=FaultRates(kill_worker=3.0), net=NetSettings(loss=0.02)),
+        Scenario(name="copies", faults=FaultRates(kill_worker=1.0, lose_copies=4.0), net=NetSettings(loss=0.02)),
+        Scenario(
+            name="nodes", faults=FaultRates(kill_worker=1.0, kill_node=1.0, kill_head=0.5, spike=0.5),
+            net=NetSettings(loss=0.02),
+        ),
+        Scenario(
+            name="all",
+            faults=FaultRates(
+                kill_worker=2.0, kill_node=0.7, kill_head=0.5, freeze_worker=0.5, freeze_node=0.3, cut_host=0.4,
+                lose_copies=1.0, spike=0.5,
+            ),
+            net=NetSettings(loss=0.02),
+        ),
+    )
+}
+
+
+def simulate(scenario: str | Scenario, seeds: Iterable[int] = range(100), nodes: int | None = None) -> Report:
+    """Run a scenario once per seed and judge each run; a scenario is a Scenario or the name of one of ours."""
+    chosen = SCENARIOS[scenario] if isinstance(scenario, str) else scenario
+    if nodes is not None:
+        chosen = msgspec.structs.replace(chosen, nodes=nodes)
+    report = Report(chosen.name)
+    for seed in seeds:
+        world = World(chosen, seed)
+        lines = run(world)
+        report.seeds += 1
+        if lines:
+            report.failures.append(Failure(seed, tuple(lines)))
+        report.tasks += world.tasks_submitted
+        report.events += world.events
+        report.messages += sum(world.net.counts.values())
+        report.head_messages += world.head.machine.counters["head_messages"]
+        report.virtual_s += world.clock.now
+        for kind, count in world.net.counts.items():
+            report.kinds[kind] = report.kinds.get(kind, 0) + count
+    return report

@@ -1,0 +1,228 @@
+"""Virtual hosts: the Node machine with a virtual store and virtual worker processes, and the Head with its journal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flowengine.core import commands as c
+from flowengine.core import messages as m
+from flowengine.core.head import Head, HeadSettings
+from flowengine.core.node import Node, NodeSettings
+
+from .sim_net import Peer
+
+if TYPE_CHECKING:
+    from .sim_world import World
+
+FORK_S = 0.01
+REAP_S = 0.002
+DISK_S = 0.005
+SIGTERM = 15
+
+
+class SimNode(Peer):
+    """A node process and its host's store."""
+
+    def __init__(self, world: World, address: str, node_id: str) -> None:
+        super().__init__(address, f"host-{node_id}", forgiving=True)
+        self.world = world
+        self.node_id = node_id
+        scenario = world.scenario
+        settings = NodeSettings(
+            address, node_id, self.host, (("CPU", float(scenario.workers)),), scenario.workers, "/shm",
+            scenario.store_limit_bytes, "session", world.head_address,
+        )
+        self.machine = Node(settings, scenario.config)
+        self.memory: dict[bytes, tuple[bytes, str]] = {}  # what can be read, and who wrote it
+        self.disk: dict[bytes, bytes] = {}
+        self.stepping = False
+        self.perform: dict[type, Any] = {
+            c.Send: self.do_send,
+            c.SetTimer: self.do_timer,
+            c.StartWorker: self.do_start_worker,
+            c.StopWorker: self.do_stop_worker,
+            c.CheckWorker: self.do_check_worker,
+            c.SpillObject: self.do_spill,
+            c.RestoreObject: self.do_restore,
+            c.PullObject: self.do_pull,
+            c.RemoveObject: self.do_remove,
+        }
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self.execute(self.machine.start(self.world.clock.now))
+
+    def step(self, event: m.Message, sender: str = "") -> None:
+        """One event through the door."""
+        world = self.world
+        if world.trace is not None:
+            world.tell(self.address, sender, event)
+        self.execute(self.machine.handle(event, world.clock.now, sender))
+        world.check(self.machine, self.address, event)
+
+    def execute(self, commands: list[c.Command]) -> None:
+        """Carry out."""
+        for command in commands:
+            self.perform[type(command)](command)
+
+    def deliver(self, message: m.Message, sender: str) -> None:
+        """All is for the machine."""
+        self.step(message, sender)
+
+    def lost(self, peer: str, reason: str) -> None:
+        """A peer is gone for good."""
+        self.step(m.PeerLost(peer, reason), peer)
+
+    def do_send(self, command: c.Send) -> None:
+        """Into the network."""
+        if self.world.trace is not None:
+            self.world.tell(self.address, "->" + command.to, command.message)
+        self.world.net.send(self, command.to, command.message)
+
+    def do_timer(self, command: c.SetTimer) -> None:
+        """Hand the event back later."""
+        self.world.clock.after(command.delay_s, self.run, self.step, command.event)
+
+    def later(self, delay_s: float, event: m.Message) -> None:
+        """The shell reports."""
+        self.world.clock.after(delay_s, self.run, self.step, event)
+
+    # --- workers --------------------------------------------------------------------------------------------------------
+
+    def do_start_worker(self, command: c.StartWorker) -> None:
+        """Fork."""
+        delay_s = FORK_S * (0.5 + self.world.random.random())
+        self.world.clock.after(delay_s, self.run, self.world.start_worker, self, command.worker_id)
+
+    def do_stop_worker(self, command: c.StopWorker) -> None:
+        """Signal."""
+        worker = self.world.worker_of(self, command.worker_id)
+        if worker is not None and (command.signal != SIGTERM or not worker.frozen):
+            self.world.end_worker(worker, "signal")
+
+    def do_check_worker(self, command: c.CheckWorker) -> None:
+        """Look at the process."""
+        worker = self.world.worker_of(self, command.worker_id)
+        if worker is not None:
+            self.later(REAP_S, c.WorkerChecked(command.worker_id, worker.frozen, self.world.clock.now))
+
+    # --- the store ------------------------------------------------------------------------------------------------------
+
+    def read(self, oid: bytes) -> bytes | None:
+        """As a process of this host maps it."""
+        found = self.memory.get(oid) if self.alive else None
+        return found[0] if found is not None else None
+
+    def write(self, oid: bytes, blob: bytes, writer: str) -> None:
+        """A process of this host seals a segment."""
+        self.memory[oid] = (blob, writer)
+
+    def remove_written(self, oid: bytes, writer: str) -> None:
+        """A writer takes its segment away."""
+        found = self.memory.get(oid)
+        if found is not None and found[1] == writer:
+            del self.memory[oid]
+
+    def do_spill(self, command: c.SpillObject) -> None:
+        """To disk."""
+        self.world.clock.after(DISK_S, self.run, self.spilled, command)
+
+    def spilled(self, command: c.SpillObject) -> None:
+        """It is on disk, or the disk had an error."""
+        oid = command.oid
+        found = self.memory.get(oid)
+        if found is None or self.world.random.random() < 0.05:
+            busy = found is not None and self.world.random.random() < 0.5
+            self.step(c.ObjectSpilled(oid, 0, busy=True) if busy else c.SpillFailed(oid, "no", False))
+            return
+        self.disk[oid] = found[0]
+        del self.memory[oid]
+        self.step(c.ObjectSpilled(oid, command.size_bytes // 2))
+
+    def do_restore(self, command: c.RestoreObject) -> None:
+        """From disk."""
+        self.world.clock.after(DISK_S, self.run, self.restored, command)
+
+    def restored(self, command: c.RestoreObject) -> None:
+        """It is in memory again."""
+        blob = self.disk.get(command.oid)
+        if blob is None:
+            self.step(c.RestoreFailed(command.oid, "no file"))
+            return
+        self.memory[command.oid] = (blob, "")
+        self.step(c.ObjectRestored(command.oid))
+
+    def do_pull(self, command: c.PullObject) -> None:
+        """From another host."""
+        delay_s = self.world.net.delay_s() * 3
+        self.world.clock.after(delay_s, self.run, self.pulled, command, list(command.nodes))
+
+    def pulled(self, command: c.PullObject, sources: list[str]) -> None:
+        """The bytes have come, or the source does not have them and the next is tried."""
+        world = self.world
+        while sources:
+            source = world.nodes.get(sources.pop(0))
+            if source is None or not source.alive or source.frozen or world.is_cut(self.host, source.host):
+                if sources:
+                    continue
+                self.later(world.scenario.config.transfer_timeout_s / 10, c.PullFailed(command.oid, command.nodes, "x"))
+                return
+            blob = source.read(command.oid) or source.disk.get(command.oid)
+            if blob is not None:
+                self.memory[command.oid] = (blob, "")
+                self.step(c.ObjectPulled(command.oid, source.address))
+                return
+        self.step(c.PullFailed(command.oid, command.nodes, "none has it"))
+
+    def do_remove(self, command: c.RemoveObject) -> None:
+        """Drop a segment or a file."""
+        if command.on_disk:
+            self.disk.pop(command.oid, None)
+        else:
+            self.memory.pop(command.oid, None)
+
+
+class SimHead(Peer):
+    """The head process; its journal is the world's."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.head_address, "host-head", forgiving=True)
+        self.world = world
+        settings = HeadSettings(world.head_address, "session", "", 1)
+        self.machine = Head(settings, world.scenario.config, world.rows)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self.execute(self.machine.start(self.world.clock.now))
+
+    def step(self, event: m.Message, sender: str = "") -> None:
+        """One event through the door."""
+        world = self.world
+        if world.trace is not None:
+            world.tell(self.address, sender, event)
+        self.execute(self.machine.handle(event, world.clock.now, sender))
+        world.check(self.machine, self.address, event)
+
+    def execute(self, commands: list[c.Command]) -> None:
+        """Carry out: rows are written before what is sent after them."""
+        for command in commands:
+            if isinstance(command, c.Send):
+                if self.world.trace is not None:
+                    self.world.tell(self.address, "->" + command.to, command.message)
+                self.world.net.send(self, command.to, command.message)
+            elif isinstance(command, c.SetTimer):
+                self.world.clock.after(command.delay_s, self.run, self.step, command.event)
+            elif isinstance(command, c.WriteJournal):
+                for key, row in command.rows:
+                    if row is None:
+                        self.world.rows.pop(key, None)
+                    else:
+                        self.world.rows[key] = row
+
+    def deliver(self, message: m.Message, sender: str) -> None:
+        """All is for the machine."""
+        self.step(message, sender)
+
+    def lost(self, peer: str, reason: str) -> None:
+        """A peer is gone for good."""
+        self.step(m.PeerLost(peer, reason), peer)

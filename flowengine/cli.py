@@ -1,0 +1,286 @@
+"""The command `flow`: starts a head or a node on this host, shows what a cluster does, ends it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flowengine.api import default_state_dir, driver_settings
+from flowengine.config import from_environment, make_config
+from flowengine.errors import BadValue, FlowError
+from flowengine.objects.segments import session_folder
+from flowengine.observe import screens
+from flowengine.observe.timeline import Span, on_one_clock, trace
+from flowengine.runtime.connection import Connection, head_settings, local_sessions, read_connection
+from flowengine.runtime.settings import LauncherReady, LauncherSettings
+
+log = logging.getLogger("flowengine.cli")
+
+STORE_ROOT = "/dev/shm"
+SECRET_CHECK_S = 3.0
+END_PATIENCE_S = 10.0
+END_LOOK_S = 0.1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the console script; gives the exit code."""
+    options = parser().parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("flowengine").setLevel(logging.INFO)
+    try:
+        code: int = options.run(options)
+        return code
+    except (FlowError, OSError) as error:
+        print(f"flow {options.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """What may be written after `flow`."""
+    top = argparse.ArgumentParser(prog="flow", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=run.__doc__, description=run.__doc__)
+        added.set_defaults(run=run)
+        added.add_argument("--state-dir", metavar="DIR", help="where state is kept (default: a folder of this user)")
+        return added
+
+    head = command("head", run_head_command)
+    head.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="of this host, as other hosts reach it")
+    head.add_argument("--connection-file", required=True, metavar="FILE", help="written for nodes and programs")
+    head.add_argument("--port", type=int, default=0, help="default: the last one, or any")
+    head.add_argument("--no-tls", action="store_true", help="do not encrypt what goes between hosts")
+    node = command("node", run_node_command)
+    node.add_argument("--join", required=True, metavar="FILE", help="connection file of the head")
+    node.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="of this host, as other hosts reach it")
+    node.add_argument("--num-workers", type=int, metavar="N", help="default: the CPUs of this host")
+    node.add_argument("--resources", metavar="JSON", help='more amounts that tasks may ask for, as {"disk": 2}')
+    node.add_argument("--object-store-bytes", type=int, metavar="N", help="default: 30 % of the memory")
+    for name, run in (("status", run_status), ("stack", run_stack), ("stop", run_stop), ("timeline", run_timeline),
+                      ("story", run_story)):
+        asking = command(name, run)
+        asking.add_argument("--join", metavar="FILE", help="connection file (default: your newest local engine)")
+        if name == "timeline":
+            asking.add_argument("out", metavar="OUT.json")
+        elif name == "story":
+            asking.add_argument("id", metavar="ID", help="of a task, object, worker or node; its start will do")
+    return top
+
+
+def state_dir_of(options: argparse.Namespace) -> str:
+    """Where state is kept."""
+    return os.path.abspath(options.state_dir) if options.state_dir else default_state_dir()
+
+
+# --- head and node ------------------------------------------------------------------------------------------------
+
+
+def run_head_command(options: argparse.Namespace) -> int:
+    """be the head of a cluster; started again with the same state it continues"""
+    from flowengine.runtime.launcher import run_head
+
+    if not 0 <= options.port < 65_536:
+        raise BadValue(f"--port must be between 0 and 65535, not {options.port}")
+    state_dir = state_dir_of(options)
+    os.makedirs(state_dir, mode=0o700, exist_ok=True)
+    settings = head_settings(options.host, os.path.abspath(options.connection_file), state_dir, not options.no_tls,
+                             make_config(from_environment(os.environ)), options.port)
+    return run_head(settings)
+
+
+def run_node_command(options: argparse.Namespace) -> int:
+    """be a node: this host's store and workers"""
+    connection = read_connection(options.join)
+    with presence(connection):
+        from flowengine.runtime.launcher import run_launcher
+        from flowengine.runtime.visitor import check_secret
+
+        asked = driver_settings(options.num_workers, resources_of(options.resources), options.object_store_bytes,
+                                options.state_dir, (True, None))
+        os.makedirs(asked.state_dir, mode=0o700, exist_ok=True)
+        asyncio.run(check_secret(connection, SECRET_CHECK_S))
+        settings = LauncherSettings(
+            host=options.host, session=connection.session, secret=connection.secret_bytes, total=asked.total,
+            num_workers=asked.num_workers, store_limit_bytes=asked.store_limit_bytes, state_dir=asked.state_dir,
+            tls=connection.tls, store_root=STORE_ROOT, head=connection.address, config=asked.config,
+            watch_parent=False)
+
+        def tell(ready: LauncherReady) -> None:
+            log.info("node %s listens at %s", ready.node_id, ready.node)
+
+        return run_launcher(settings, tell)
+
+
+@contextlib.contextmanager
+def presence(connection: Connection) -> Iterator[None]:
+    """While this process lives, programs of this host know that a node is here or about to be."""
+    from flowengine.runtime.driver import COMING_NODE
+
+    folder = session_folder(COMING_NODE + connection.session, os.getpid(), STORE_ROOT)
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(folder))  # when nothing else of this user is there
+
+
+def resources_of(text: str | None) -> dict[str, float] | None:
+    """The amounts in --resources."""
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=dict[str, float])
+    except msgspec.MsgspecError as error:
+        raise BadValue(f"--resources must be a JSON object of numbers, as {{\"disk\": 2}}: {error}") from error
+
+
+# --- asking -------------------------------------------------------------------------------------------------------
+
+
+def connection_of(options: argparse.Namespace) -> Connection:
+    """The cluster that is meant."""
+    if options.join:
+        return read_connection(options.join)
+    found = local_sessions(state_dir_of(options))
+    if not found:
+        raise BadValue(f"no engine of yours that keeps its state in {state_dir_of(options)} runs on this host; "
+                       "name a cluster with --join FILE")
+    return found[0]
+
+
+def run_status(options: argparse.Namespace) -> int:
+    """nodes, workers, free resources, store and counters"""
+    asyncio.run(_status(connection_of(options)))
+    return 0
+
+
+async def _status(connection: Connection) -> None:
+    from flowengine.runtime.visitor import Visitor
+
+    async with Visitor(connection) as visitor:
+        nodes = await visitor.ask_head("nodes")
+        head, fresh, stores, stats = await asyncio.gather(
+            visitor.ask_head("stats"), visitor.ask_all(nodes, "nodes"), visitor.ask_all(nodes, "store"),
+            visitor.ask_all(nodes, "stats"))
+    views = [
+        screens.NodeView(entry, own[0] if own else None, store)
+        for entry, own, store in zip(nodes, fresh, stores, strict=True)
+    ]
+    screens.show_status(connection, views, [head, *stats])
+
+
+def run_stack(options: argparse.Namespace) -> int:
+    """what every worker and node does now, thread by thread"""
+    asyncio.run(_stack(connection_of(options)))
+    return 0
+
+
+async def _stack(connection: Connection) -> None:
+    from flowengine.runtime.visitor import Visitor
+
+    async with Visitor(connection) as visitor:
+        nodes = await visitor.ask_head("nodes")
+        stacks, threads, running = await asyncio.gather(
+            visitor.ask_all(nodes, "stack"), visitor.ask_all(nodes, "threads"), visitor.ask_all(nodes, "running"))
+    for found in zip(nodes, stacks, threads, running, strict=True):
+        screens.show_stack(*found)
+
+
+def run_story(options: argparse.Namespace) -> int:
+    """what happened to a task, object, worker or node"""
+    lines = asyncio.run(_story(connection_of(options), options.id))
+    for line in lines:
+        print(line)
+    if not lines:
+        print(f"nobody remembers {options.id}", file=sys.stderr)
+    return 0 if lines else 1
+
+
+async def _story(connection: Connection, name: str) -> list[str]:
+    from flowengine.runtime.visitor import Visitor
+
+    async with Visitor(connection) as visitor:
+        nodes = await visitor.ask_head("nodes")
+        told, here = await asyncio.gather(visitor.ask_head("story", name), visitor.ask_all(nodes, "story", name))
+    lines = [f"{line}  (head)" for line in told or ()]
+    for entry, found in zip(nodes, here, strict=True):
+        lines += [f"{line}  (node {entry['node_id']})" for line in found or ()]
+    return sorted(dict.fromkeys(lines))
+
+
+def run_timeline(options: argparse.Namespace) -> int:
+    """write what ran when and where as a Chrome trace, for Perfetto"""
+    found = asyncio.run(_spans(connection_of(options)))
+    Path(options.out).write_bytes(msgspec.json.encode(trace(found)))
+    print(f"{len(found)} runs in {options.out}")
+    return 0
+
+
+async def _spans(connection: Connection) -> list[Span]:
+    from flowengine.runtime.visitor import Visitor
+
+    loop = asyncio.get_running_loop()
+    ahead_us: dict[str, int] = {}
+    async with Visitor(connection) as visitor:
+        nodes = await visitor.ask_head("nodes")
+        await visitor.ask_all(nodes, "clock")  # the links are up now, so the next answers take one round trip
+        for entry in nodes:
+            asked_s = loop.time()
+            (clock_us,) = await visitor.ask_all([entry], "clock")
+            if clock_us is not None:
+                ahead_us[entry["node_id"]] = clock_us - round((asked_s + loop.time()) / 2 * 1e6)
+        told = await visitor.ask_all(nodes, "spans")
+    found: list[Span] = []
+    for entry, rows in zip(nodes, told, strict=True):
+        found += on_one_clock(msgspec.convert(rows or [], list[Span]), entry["node_id"], ahead_us)
+    return sorted(found, key=lambda span: span.began_us)
+
+
+# --- ending -------------------------------------------------------------------------------------------------------
+
+
+def run_stop(options: argparse.Namespace) -> int:
+    """end all nodes and the head"""
+    connection = connection_of(options)
+    count, left = asyncio.run(_stop(connection))
+    print(f"{count} nodes and the head of session {connection.session} were told to end")
+    for address in left:
+        print(f"still there after {END_PATIENCE_S:g} s: {address}", file=sys.stderr)
+    return 1 if left else 0
+
+
+async def _stop(connection: Connection) -> tuple[int, list[str]]:
+    from flowengine.runtime.process import END_TOPIC
+    from flowengine.runtime.visitor import Visitor
+
+    loop = asyncio.get_running_loop()
+    async with Visitor(connection) as visitor:
+        nodes: list[dict[str, Any]] = await visitor.ask_head("nodes")
+        ending = [*(entry["address"] for entry in nodes), connection.address]
+        await visitor.ask_all(nodes, END_TOPIC)
+        with contextlib.suppress(FlowError):  # a local engine's head ends with its node
+            await visitor.ask_head(END_TOPIC)
+        end_s = loop.time() + END_PATIENCE_S
+        while left := [address for address in ending if address not in visitor.lost]:
+            if loop.time() > end_s:
+                break
+            await asyncio.sleep(END_LOOK_S)
+    return len(nodes), left
+
+
+if __name__ == "__main__":
+    sys.exit(main())
