@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -202,7 +203,7 @@ def checked_timeout(timeout: Any) -> float | None:
         raise BadType(f"timeout must be a number of seconds or None, not {timeout!r}")
     if not timeout >= 0:
         raise BadValue(f"timeout must be at least 0 seconds, not {timeout!r}")
-    return float(timeout)
+    return float(timeout) if timeout <= threading.TIMEOUT_MAX else None
 
 
 def checked_refs(refs: Any, distinct: bool = False) -> list[ObjectRef]:

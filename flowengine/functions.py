@@ -11,10 +11,10 @@ import cloudpickle
 
 from .core.ids import function_id, object_id
 from .core.messages import RefTo, TaskSpec
-from .errors import BadType, SerializationError
+from .errors import BadType, SerializationError, StaleSession
 from .objects import codec
 from .options import TaskOptions, shape, task_options
-from .refs import Current, ObjectRef, StreamOfRefs, checked
+from .refs import Current, ObjectRef, StreamOfRefs, checked, no_session
 from .slots import Slot
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class RemoteFunction:
         """The same function with other options; raises BadValue or BadType at once."""
         return RemoteFunction(self._function, task_options(given, self._options))
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
+    def remote(self, /, *args: Any, **kwargs: Any) -> Any:
         """Submit one call: never blocks. A reference; a list of n; None for 0; an iterator for a stream."""
         session = Current.session or start_default()
         plan = self._plan
@@ -108,6 +108,8 @@ def start_default() -> Session:
     """The first remote call without init starts the default local engine."""
     from . import api
 
+    if Current.forked:
+        raise StaleSession(no_session())
     api.init()
     assert Current.session is not None
     return Current.session

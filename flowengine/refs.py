@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .core.ids import short
 from .core.messages import RefTo
@@ -23,12 +23,20 @@ class Current:
     """The session of this process; at most one at a time."""
 
     session: Session | None = None
+    forked: bool = False  # this process was forked by user code from one that has a session
+
+
+def no_session() -> str:
+    """Why there is none."""
+    if Current.forked:
+        return "a forked process has no part in its parent's session: call flowengine.init() here for one of its own"
+    return "there is no session: call flowengine.init() first"
 
 
 def current_session() -> Session:
     """The session, or UsageError when there is none."""
     if Current.session is None:
-        raise StaleSession("there is no session: call flowengine.init() first")
+        raise StaleSession(no_session())
     return Current.session
 
 
@@ -90,7 +98,8 @@ def checked(ref: ObjectRef) -> Session:
     """The ref's session, if it is the current one; raises StaleSession otherwise."""
     session = ref._session
     if session is not Current.session:
-        raise StaleSession(f"{ref!r}: its session has ended, the value went with it")
+        why = no_session() if Current.forked else "its session has ended, the value went with it"
+        raise StaleSession(f"{ref!r}: {why}")
     return session
 
 
@@ -122,6 +131,9 @@ class StreamOfRefs(Iterator[ObjectRef]):
             if isinstance(error.__cause__, StopIteration):
                 raise StopAsyncIteration from None
             raise
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an iterator of references stays in the program that made it; pass the references that it gives")
 
     def __del__(self) -> None:
         try:

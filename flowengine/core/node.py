@@ -53,6 +53,7 @@ class Node(Part):
         self._routes = routes(self, self.pool, self.leases, self.store, self.questions)
         self._reported_s = NEVER_S
         self._report_timer = False
+        self._reported: tuple[object, ...] = ()  # the capacity that the head knows
 
     # --- the door ---------------------------------------------------------------------------------
 
@@ -239,8 +240,14 @@ class Node(Part):
             self.desk.out.timer(wait_s, Tick("report"))
             return
         self.desk.report_due = False
+        entry = self.entry()
+        # The length of the queue moves with every burst of tasks: it is told at the next heartbeat, not for itself.
+        capacity = (entry.total, entry.available, entry.workers)
+        if capacity == self._reported and now - self._reported_s < self.config.heartbeat_s:
+            return
+        self._reported = capacity
         self._reported_s = now
-        self.desk.out.send(self.desk.head, NodeReport(self.entry()), lazy=True)
+        self.desk.out.send(self.desk.head, NodeReport(entry), lazy=True)
 
     def _known_nodes(self) -> tuple[NodeEntry, ...]:
         return tuple(self.desk.nodes[node_id] for node_id in sorted(self.desk.nodes))

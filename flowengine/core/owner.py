@@ -113,8 +113,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
         if event.held:
             self.holds(task, event.held, sender)
         if not task.wanted:
-            for value in event.values:
-                self.discard(value, [object_id(task.spec.id, i) for i in range(len(event.values))])
+            self.drop_values(event.task, event.values)
             self.end_badly(task, m.Failed(task.why_unwanted, "cancelled"))
             return
         if event.recorded:
@@ -254,10 +253,10 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
     def set_value(self, obj: Obj, value: m.Value, sender: str) -> None:
         """The object has a value (again): whoever waits for it goes on."""
         if self.objects.get(obj.oid) is not obj:
-            self.discard(value, [obj.oid])
+            self.refuse(obj.oid, value)
             return
-        if obj.value is not None:
-            return  # an error or an earlier result stays
+        if obj.value is not None and not self.replaces(obj, value):
+            return
         obj.value = value
         if type(value) is m.Inline:
             self.counters["objects_inlined"] += 1
@@ -279,6 +278,28 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
                 self.input_came(task, value)
         if self.parents and not obj.owner:
             self.stash_child(obj, value)
+
+    def replaces(self, obj: Obj, value: m.Value) -> bool:
+        """A value for an object that has one: a re-run may bring references to new owners; else the first stays."""
+        old = obj.value
+        if type(old) is m.Failed or type(value) is m.Failed or obj.owner or not (old.contained or value.contained):
+            if type(old) is m.Stored and type(value) is m.Stored and not obj.owner:
+                obj.value = m.Stored(old.size_bytes, tuple(dict.fromkeys((*old.nodes, *value.nodes))), old.contained)
+            elif not obj.owner:
+                self.refuse(obj.oid, value)
+            return False
+        if type(old) is m.Stored:
+            kept = value.nodes if type(value) is m.Stored else ()
+            for node in old.nodes:
+                if node not in kept:
+                    self.send(node, m.ObjectFreed((obj.oid,)))
+        for ref in old.contained:
+            inner = self.objects.get(ref.oid)
+            if inner is not None:
+                inner.pins -= 1
+                if not any(other.oid == ref.oid for other in value.contained):
+                    self.release(inner)
+        return True
 
     def input_came(self, task: Task, value: m.Value) -> None:
         if task.state is not State.WAITING:
@@ -385,14 +406,14 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
         if event.index < stream.count:
             obj = stream.items.get(event.index)
             if obj is None or obj.value is not None:
-                self.discard(event.value, [oid]) if obj is None else None
+                self.refuse(oid, event.value)
                 return
             self.counters["objects_rebuilt"] += 1
             self.set_value(obj, event.value, sender)
             return
         stream.count = event.index + 1
         if stream.dropped or not task.wanted:
-            self.discard(event.value, [oid])
+            self.refuse(oid, event.value)
             return
         obj = self.objects[oid] = Obj(oid, task=task, pins=1)  # the stream holds it until the reader takes it
         stream.items[event.index] = obj

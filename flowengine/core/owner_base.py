@@ -76,7 +76,7 @@ class OwnerBase(ABC):
         self.waiters: dict[int, Waiter] = {}
         self.unannounced: dict[bytes, Obj] = {}  # borrowed, and the owner does not know about us yet
         self.borrowed_by: dict[str, dict[bytes, Obj]] = {}  # borrower -> objects of ours that it holds
-        self.unconfirmed: dict[bytes, list[Task]] = {}  # tasks whose inputs stay until the owner knows a borrower
+        self.unconfirmed: dict[tuple[str, bytes], list[Task]] = {}  # (owner, object): tasks that hold it until then
         self.fetch_errors: dict[bytes, str] = {}
         # slots
         self.queues: dict[QueueKey, Queue] = {}
@@ -171,6 +171,10 @@ class OwnerBase(ABC):
     @abstractmethod
     def drop_lease(self, lease: Lease) -> None:
         """The worker is not ours any more."""
+
+    @abstractmethod
+    def return_lease(self, lease: Lease) -> None:
+        """The worker is not needed: its node may give it to others."""
 
     @abstractmethod
     def forget_function(self, function: bytes) -> None:

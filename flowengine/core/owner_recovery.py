@@ -117,6 +117,9 @@ class RecoveryRules(OwnerBase):
                 obj.watchers.pop(address, None)
             if obj.owner == address:
                 self.owner_died(obj)
+        for key in [key for key in self.unconfirmed if key[0] == address]:
+            for task in self.unconfirmed.pop(key):
+                self.confirmed(task)
         for queue in self.queues.values():
             queue.demand.pop(address, None)
             if queue.count and not queue.demand:
@@ -292,13 +295,14 @@ class RecoveryRules(OwnerBase):
             obj.owner, obj.heir = obj.heir, ""
             obj.watched = False
             if obj.introduced:
-                self.send(obj.owner, m.BorrowAdded(obj.oid, self.me, obj.introduced))
+                self.send(obj.owner, m.BorrowAdded(obj.oid, self.me, obj.introduced, True))
             if self.is_awaited(obj):
                 self.want([obj])
         else:
             obj.owner = ""
             obj.introduced = 0
             self.set_value(obj, self.lost_error(obj, "the process that owned it died and left no value of it"), "")
+            self.leave_via(obj)
 
     def adopt(self, obj: Obj) -> None:
         """The object is ours now; without lineage, since its maker's is gone."""
@@ -310,6 +314,7 @@ class RecoveryRules(OwnerBase):
         if type(obj.value) is m.Stored:
             for node in obj.value.nodes:
                 self.send(node, m.ObjectAdopted(obj.oid, self.me))
+        self.leave_via(obj)
         self.release(obj)
 
     # --- nested owners: what the next attempt of a parent will need -------------------------------
@@ -328,6 +333,11 @@ class RecoveryRules(OwnerBase):
         if event.cancel:
             for task in self.children_of(event.task):
                 self.cancel(task, False, True)
+        if not self.parents:
+            # The next task here has other needs: a worker that holds slots while it runs something else blocks others.
+            for lease in list(self.leases.values()):
+                if not lease.inflight:
+                    self.return_lease(lease)
         if self.left_children and not self.parents:
             for oid, value in self.left_children.items():
                 self.discard(value, [oid])

@@ -87,6 +87,18 @@ class RefRules(OwnerBase):
         self.unannounced.pop(obj.oid, None)
         if obj.introduced:
             self.send(obj.owner, m.BorrowDropped(obj.oid, obj.introduced))
+        self.drop_elsewhere(obj)
+        if obj.via is not None:
+            outer, obj.via = obj.via, None
+            outer.pins -= 1
+            stack.append(outer)
+
+    def drop_elsewhere(self: Owner, obj: Obj) -> None:
+        """Other lives of the object are not needed by us either."""
+        if obj.elsewhere is not None:
+            for owner, count in obj.elsewhere.items():
+                self.send(owner, m.BorrowDropped(obj.oid, count))
+            obj.elsewhere = None
 
     def let_go_owned(self, obj: Obj, stack: list[Obj]) -> None:
         task = obj.task
@@ -102,6 +114,7 @@ class RefRules(OwnerBase):
             return
         del self.objects[obj.oid]
         obj.task = None
+        self.drop_elsewhere(obj)
         if task is None:
             return
         if task.stream is not None:
@@ -152,11 +165,21 @@ class RefRules(OwnerBase):
     def drop_values(self, task_id: bytes, values: tuple[m.Value, ...], first: int = 0) -> None:
         """Results of an attempt that does not count: their copies go unless the object has another life."""
         for index, value in enumerate(values, first):
-            oid = object_id(task_id, index)
-            if oid in self.objects or type(value) is not m.Stored:
-                continue
+            self.refuse(object_id(task_id, index), value)
+
+    def refuse(self: Owner, oid: bytes, value: m.Value) -> None:
+        """A value that came and is not taken: its copies go, and the owners of what it refers to hear that we do not."""
+        if type(value) is m.Failed:
+            return
+        if type(value) is m.Stored:
+            obj = self.objects.get(oid)
+            kept = obj.value.nodes if obj is not None and type(obj.value) is m.Stored else ()
             for node in value.nodes:
-                self.send(node, m.ObjectFreed((oid,)))
+                if node not in kept:
+                    self.send(node, m.ObjectFreed((oid,)))
+        for ref in value.contained:
+            if ref.owner != self.me:
+                self.send(ref.owner, m.BorrowDropped(ref.oid, 1))
 
     # --- references inside of values --------------------------------------------------------------
 
@@ -167,13 +190,28 @@ class RefRules(OwnerBase):
         for ref in refs:
             obj = self.known(ref)
             obj.pins += 1
+            if sender and ref.owner != self.me:
+                self.introduced_by_maker(obj, ref)
             if obj.owner and sender:
-                obj.introduced += 1
-                self.unannounced.pop(obj.oid, None)
                 if obj.task is None:
                     obj.task = outer.task
                 if not obj.watched and obj.value is None:
                     self.want([obj])
+
+    def introduced_by_maker(self: Owner, obj: Obj, ref: m.RefTo) -> None:
+        """Whoever made the value that holds this reference has told its owner about us."""
+        if obj.owner and obj.owner != ref.owner and obj.owner in self.dead:
+            # The parent ran again: what its dead attempt owned has a new owner.
+            obj.owner, obj.heir = ref.owner, ref.heir
+            obj.introduced = 0
+            obj.watched = False
+        if obj.owner == ref.owner:
+            obj.introduced += 1
+            self.unannounced.pop(obj.oid, None)
+            return
+        if obj.elsewhere is None:
+            obj.elsewhere = {}
+        obj.elsewhere[ref.owner] = obj.elsewhere.get(ref.owner, 0) + 1
 
     def exported(self, event: s.Exported, sender: str) -> None:
         """References leave inside of a result: the receiver becomes a borrower before we let go."""
@@ -205,9 +243,9 @@ class RefRules(OwnerBase):
                 obj = self.objects.get(ref.oid)
                 if obj is not None:
                     self.add_borrower(obj, worker, 1)
-            else:
+            elif ref.owner not in self.dead:
                 task.unconfirmed += 1
-                self.unconfirmed.setdefault(ref.oid, []).append(task)
+                self.unconfirmed.setdefault((ref.owner, ref.oid), []).append(task)
                 self.send(ref.owner, m.BorrowAdded(ref.oid, worker, 1, True))
 
     def add_borrower(self, obj: Obj, borrower: str, count: int) -> None:
@@ -227,7 +265,7 @@ class RefRules(OwnerBase):
     def borrow_added(self, event: m.BorrowAdded, sender: str) -> None:
         """Somebody holds references to our object."""
         obj = self.objects.get(event.oid)
-        if obj is not None and not obj.owner:
+        if obj is not None:
             self.add_borrower(obj, event.borrower, event.count)
         if event.confirm:
             self.send(sender, m.BorrowConfirmed(event.oid))
@@ -235,20 +273,23 @@ class RefRules(OwnerBase):
     def borrow_dropped(self, event: m.BorrowDropped, sender: str) -> None:
         """A borrower holds no reference any more."""
         obj = self.objects.get(event.oid)
-        if obj is not None and not obj.owner:
+        if obj is not None:
             self.add_borrower(obj, sender, -event.count)
 
     def borrow_confirmed(self, event: m.BorrowConfirmed, sender: str) -> None:
         """The owner knows: what kept the reference alive until now may go."""
         obj = self.objects.get(event.oid)
-        if obj is not None and obj.via is not None:
+        if obj is not None:
+            self.leave_via(obj)
+        for task in self.unconfirmed.pop((sender, event.oid), ()):
+            self.confirmed(task)
+
+    def leave_via(self: Owner, obj: Obj) -> None:
+        """The container that kept the reference alive may go."""
+        if obj.via is not None:
             outer, obj.via = obj.via, None
             outer.pins -= 1
             self.release(outer)
-        tasks = self.unconfirmed.pop(event.oid, None)
-        if tasks is not None:
-            for task in tasks:
-                self.confirmed(task)
 
     def confirmed(self, task: Task) -> None:
         task.unconfirmed -= 1
@@ -264,7 +305,9 @@ class RefRules(OwnerBase):
             if obj.value is not None:
                 continue
             if obj.owner:
-                if not obj.watched:
+                if obj.owner in self.dead:
+                    lost.append(obj)
+                elif not obj.watched:
                     obj.watched = True
                     self.send(obj.owner, m.WatchObject(obj.oid))
             elif obj.task is None or obj.task.state is State.DONE:

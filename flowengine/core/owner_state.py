@@ -62,6 +62,7 @@ class Obj(msgspec.Struct):
     pins: int = 0  # tasks that need the value as input, containers that hold a reference, confirmations under way
     lineage: int = 0  # tasks that would need it to run again
     introduced: int = 0  # borrowed: how often the owner was told that we hold it
+    elsewhere: dict[str, int] | None = None  # the same for other processes that own the object in another life
     watched: bool = False  # borrowed: the owner was asked for the value
     durable: bool = False
     borrowers: dict[str, int] | None = None

@@ -38,6 +38,7 @@ from flowengine.errors import (
 from flowengine.objects import codec
 from flowengine.refs import Current, ObjectRef
 from flowengine.runtime.drive import Drive
+from flowengine.runtime.forks import end_fork
 from flowengine.runtime.session import Context, Session
 from flowengine.runtime.settings import WorkerSettings
 from flowengine.slots import Slot, fill_slots
@@ -277,6 +278,8 @@ class Run:
                 return self.stream(result)
         finally:
             session.in_user_code = False
+            if Current.forked:
+                end_fork()  # only the process that was given the task answers for it
         session.at_point("task.after_run")
         return self.pack(result)
 
@@ -328,6 +331,8 @@ class Run:
                 value = next(made)
             except StopIteration:
                 break
+            if Current.forked:
+                end_fork()
             if index < push.stream_have:
                 continue
             session.in_user_code = False
