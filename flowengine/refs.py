@@ -133,7 +133,7 @@ class StreamOfRefs(Iterator[ObjectRef]):
             raise
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("an iterator of references stays in the program that made it; pass the references that it gives")
+        raise TypeError("an iterator of references stays where it was made; pass the references that it gives")
 
     def __del__(self) -> None:
         try:

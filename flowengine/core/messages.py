@@ -6,95 +6,19 @@ running total, so that a receiver can tell what is stale. The order of fields is
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
-import msgspec
-
-Shape = tuple[tuple[str, float], ...]  # sorted amounts that a task needs while it runs: (("CPU", 1.0),)
-
-
-class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A part of messages."""
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Something said by one process to another, or by a shell to its own machine."""
-
-
-# --- parts ----------------------------------------------------------------------------------------
-
-
-class RefTo(Record, frozen=True):
-    """A reference as it travels: whom to ask about the object, and whom when that process is dead."""
-
-    oid: bytes
-    owner: str
-    heir: str = ""
-
-
-class Inline(Message, frozen=True):
-    """A small value itself, with the references that are inside of it."""
-
-    blob: bytes
-    contained: tuple[RefTo, ...] = ()
-
-
-class Stored(Message, frozen=True):
-    """A value in the stores of these nodes (their addresses)."""
-
-    size_bytes: int
-    nodes: tuple[str, ...]
-    contained: tuple[RefTo, ...] = ()
-
-
-class Failed(Message, frozen=True):
-    """The value is an error, packed by errors.pack_error; kind tells who erred (see ErrorKind)."""
-
-    contained: ClassVar[tuple[RefTo, ...]] = ()
-    error: bytes
-    kind: str = "task"
-
-
-class Pending(Message, frozen=True):
-    """In place of a value: a task that is ahead on the same worker makes it."""
-
-
-Value = Inline | Stored | Failed
-
-
-class TaskSpec(Record, frozen=True):
-    """Everything that is needed to run a task, now or again."""
-
-    id: bytes
-    function: bytes
-    name: str
-    args: bytes = b""  # inline form of (args, kwargs); empty: no arguments
-    args_object: RefTo | None = None  # (args, kwargs) as an object when they are large
-    deps: tuple[RefTo, ...] = ()  # top-level references, in the order of their slots
-    nested: tuple[RefTo, ...] = ()  # references inside of arguments or the function: kept alive, not resolved
-    num_returns: int = 1  # -1: a stream
-    shape: Shape = (("CPU", 1.0),)
-    placement: tuple[str, ...] = ()  # node ids in order of preference; the last may be "*" (anywhere)
-    max_retries: int = 3
-    retry_exceptions: bytes = b""  # empty: no; b"*": all; else a pickled tuple of classes
-    timeout_s: float = 0.0  # 0: no limit
-    priority: float = 0.0
-    depth: int = 0
-    parent: bytes = b""
-
-
-class Death(Record, frozen=True):
-    """How a process ended, told by the node that reaped it."""
-
-    worker_id: str
-    host: str
-    pid: int
-    exit_code: int  # negative: the number of the signal
-    running: bytes = b""  # the task that it was running
-    running_attempt: int = 0
-    reason: str = ""
-    log_lines: tuple[str, ...] = ()
-
+from .parts import Death as Death
+from .parts import Failed as Failed
+from .parts import Inline as Inline
+from .parts import Message as Message
+from .parts import Pending as Pending
+from .parts import Record as Record
+from .parts import RefTo as RefTo
+from .parts import Shape as Shape
+from .parts import Stored as Stored
+from .parts import TaskSpec as TaskSpec
+from .parts import Value as Value
 
 # --- owner -> executor ----------------------------------------------------------------------------
 
@@ -385,10 +309,11 @@ class ObjectMissing(Message, frozen=True):
 
 
 class CopyAdded(Message, frozen=True):
-    """Node to owner: this node holds a copy too."""
+    """Node to owner: this node holds a copy too. left: it was made here, by a worker that is dead now."""
 
     oid: bytes
     node: str
+    left: bool = False
 
 
 class CopiesLost(Message, frozen=True):

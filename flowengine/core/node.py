@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Node", "NodeSettings", "Tick"]
 
 ORPHANS_MAX = 10_000
+ORPHANS_KEPT = 2  # times the time after which a link is given up: then everybody who could adopt has heard
 
 
 class Node(Part):
@@ -49,7 +50,7 @@ class Node(Part):
         self.store = Store(self.desk)
         self.questions = Questions(self.desk, self)
         self.counters = self.desk.counters
-        self.orphans: dict[str, str] = {}  # dead worker that may have left objects -> its driver
+        self.orphans: dict[str, tuple[str, float]] = {}  # dead owner of objects here -> its driver, and until when
         self._routes = routes(self, self.pool, self.leases, self.store, self.questions)
         self._reported_s = NEVER_S
         self._report_timer = False
@@ -104,6 +105,7 @@ class Node(Part):
     def _tick(self, event: Tick, now: float, sender: str) -> None:
         if event.what == "beat":
             self.pool.beat(now)
+            self._end_orphans(now)
             self.desk.leases_due = True
             if not self.desk.head_up:
                 self._join()
@@ -149,14 +151,15 @@ class Node(Part):
         if not worker.address:
             return
         self.desk.processes.pop(worker.address, None)
-        if worker.address in self.store.by_owner:
-            # Not removed: its parent's owner may adopt them, or says OwnerEnded. When the driver ends all go.
-            self.orphans[worker.address] = worker.root
+        self.store.writer_died(worker.address)
+        self._process_gone(worker.address, worker.root, now)
+
+    def _process_gone(self, address: str, root: str, now: float) -> None:
+        if address in self.store.by_owner:
+            # Not removed at once: who borrowed them may adopt them. When the driver ends all go.
+            self.orphans[address] = (root, now + ORPHANS_KEPT * self.config.link_lost_after_s)
             if len(self.orphans) > ORPHANS_MAX:
                 del self.orphans[next(iter(self.orphans))]
-        self._process_gone(worker.address, now)
-
-    def _process_gone(self, address: str, now: float) -> None:
         self.leases.owner_lost(address, now)
         self.store.process_gone(address, now)
         self.questions.process_gone(address)
@@ -187,14 +190,21 @@ class Node(Part):
             self._driver_ended(address, now)
             for entry in desk.others():
                 desk.out.send(entry.address, OwnerEnded(address))
-        self._process_gone(address, now)
+        self._process_gone(address, "", now)
 
     def _driver_ended(self, driver: str, now: float) -> None:
         self.leases.root_lost(driver, now)
         self.store.owner_ended(driver)
-        for orphan in [orphan for orphan, root in self.orphans.items() if root == driver]:
+        for orphan in [orphan for orphan, (root, _) in self.orphans.items() if root == driver]:
             del self.orphans[orphan]
             self.store.owner_ended(orphan)
+
+    def _end_orphans(self, now: float) -> None:
+        """What a dead owner left and nobody adopted in time goes."""
+        for orphan in [orphan for orphan, (_, until_s) in self.orphans.items() if until_s <= now]:
+            del self.orphans[orphan]
+            if not self.desk.is_alive(orphan):
+                self.store.owner_ended(orphan)
 
     @on(OwnerEnded)
     def _owner_ended(self, event: OwnerEnded, now: float, sender: str) -> None:

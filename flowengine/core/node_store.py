@@ -537,6 +537,12 @@ class Store(Part):
         for oid in list(self.by_owner.get(owner, ())):
             self._free(self.entries[oid])
 
+    def writer_died(self, writer: str) -> None:
+        """A worker is dead: owners may not have heard of results that it sealed last."""
+        for entry in self.entries.values():
+            if entry.writer == writer and entry.owner != writer and not entry.doomed:
+                self.desk.out.send(entry.owner, CopyAdded(entry.oid, self.desk.me, True))
+
     def process_gone(self, address: str, now: float) -> None:
         """A process is dead: it writes, keeps, frees and waits for nothing any more."""
         self.granted_bytes -= self.granted.pop(address, 0)

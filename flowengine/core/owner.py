@@ -119,6 +119,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
         if event.recorded:
             task.recorded = {(kind, number): payload for kind, number, payload in event.recorded}
         task.children = None
+        task.children_ours = False
         task.step(Step.ENDED_WELL)
         if task.stream is not None:
             self.stream_ended(task, event.stream_items)
@@ -139,6 +140,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
 
     def settle(self, task: Task) -> None:
         """The task ended: inputs need not be kept as values; as lineage only if a result could be lost."""
+        if task.children is not None:
+            self.drop_children(task)
         keep = task.state is State.DONE and self.keeps_lineage(task)
         inputs, nested = task.inputs, task.nested
         if keep:
@@ -195,6 +198,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
         if task is None:
             return
         self.ran(task, event.began_us, event.run_us, event.kind)
+        if event.run_us >= 0:
+            task.children_ours = False  # the attempt has taken them over
         self.left_lease(task, event.run_us if event.kind == "task" else -1)
         if event.held:
             self.holds(task, event.held, sender)
@@ -258,6 +263,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
         if obj.value is not None and not self.replaces(obj, value):
             return
         obj.value = value
+        if obj.strays is not None:
+            self.drop_strays(obj)
         if type(value) is m.Inline:
             self.counters["objects_inlined"] += 1
         if type(value) is not m.Failed and value.contained:

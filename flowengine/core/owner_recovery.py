@@ -35,6 +35,8 @@ class RecoveryRules(OwnerBase):
         lease.inflight.clear()
         for task in tasks:
             task.lease = None
+            if task.children:
+                self.take_children(task)
         for task in tasks:
             if task.state is not State.SENT:
                 continue
@@ -92,10 +94,12 @@ class RecoveryRules(OwnerBase):
         for lease in [lease for lease in self.leases.values() if lease.node == peer]:
             death = m.Death(lease.worker_id, "", 0, 0, reason=f"its node is gone ({reason})")
             self.lease_lost(m.LeaseLost(lease.id, death), lease.node)
-        if any(lease.worker == peer for lease in self.leases.values()):
-            # The worker cannot be reached though its node has not reported its death (yet): wait for the node.
-            del self.dead[peer]
-            return
+        for lease in self.leases.values():
+            if lease.worker == peer:  # its node will tell how it ended, and what of its tasks had begun
+                lease.unwanted = True
+                if lease.open:
+                    lease.open = False
+                    lease.queue.rotation.remove(lease)
         self.process_died(peer, "")
 
     def park_demands(self, node: str) -> None:
@@ -342,6 +346,22 @@ class RecoveryRules(OwnerBase):
             for oid, value in self.left_children.items():
                 self.discard(value, [oid])
             self.left_children = {}
+
+    def take_children(self, task: Task) -> None:
+        """Results of children outlive the worker that owned them, until the next attempt takes them over."""
+        task.children_ours = True
+        for oid, value in (task.children or {}).items():
+            if type(value) is m.Stored:
+                for node in value.nodes:
+                    self.send(node, m.ObjectAdopted(oid, self.me))
+
+    def drop_children(self, task: Task) -> None:
+        """There will be no next attempt."""
+        if task.children_ours:
+            for oid, value in (task.children or {}).items():
+                self.refuse(oid, value)
+        task.children = None
+        task.children_ours = False
 
     def adopt_child(self, task: Task) -> bool:
         """An earlier attempt of the parent had these results already."""

@@ -93,7 +93,7 @@ class RefRules(OwnerBase):
             outer.pins -= 1
             stack.append(outer)
 
-    def drop_elsewhere(self: Owner, obj: Obj) -> None:
+    def drop_elsewhere(self, obj: Obj) -> None:
         """Other lives of the object are not needed by us either."""
         if obj.elsewhere is not None:
             for owner, count in obj.elsewhere.items():
@@ -115,6 +115,7 @@ class RefRules(OwnerBase):
         del self.objects[obj.oid]
         obj.task = None
         self.drop_elsewhere(obj)
+        self.drop_strays(obj)
         if task is None:
             return
         if task.stream is not None:
@@ -167,7 +168,7 @@ class RefRules(OwnerBase):
         for index, value in enumerate(values, first):
             self.refuse(object_id(task_id, index), value)
 
-    def refuse(self: Owner, oid: bytes, value: m.Value) -> None:
+    def refuse(self, oid: bytes, value: m.Value) -> None:
         """A value that came and is not taken: its copies go, and the owners of what it refers to hear that we do not."""
         if type(value) is m.Failed:
             return
@@ -198,7 +199,7 @@ class RefRules(OwnerBase):
                 if not obj.watched and obj.value is None:
                     self.want([obj])
 
-    def introduced_by_maker(self: Owner, obj: Obj, ref: m.RefTo) -> None:
+    def introduced_by_maker(self, obj: Obj, ref: m.RefTo) -> None:
         """Whoever made the value that holds this reference has told its owner about us."""
         if obj.owner and obj.owner != ref.owner and obj.owner in self.dead:
             # The parent ran again: what its dead attempt owned has a new owner.
@@ -266,6 +267,8 @@ class RefRules(OwnerBase):
         """Somebody holds references to our object."""
         obj = self.objects.get(event.oid)
         if obj is not None:
+            if event.borrower != sender and event.borrower not in self.borrowed_by:
+                self.send(event.borrower, m.Ping(0))  # only a link tells of its death
             self.add_borrower(obj, event.borrower, event.count)
         if event.confirm:
             self.send(sender, m.BorrowConfirmed(event.oid))
@@ -284,7 +287,7 @@ class RefRules(OwnerBase):
         for task in self.unconfirmed.pop((sender, event.oid), ()):
             self.confirmed(task)
 
-    def leave_via(self: Owner, obj: Obj) -> None:
+    def leave_via(self, obj: Obj) -> None:
         """The container that kept the reference alive may go."""
         if obj.via is not None:
             outer, obj.via = obj.via, None
@@ -347,8 +350,26 @@ class RefRules(OwnerBase):
             self.send(event.node, m.ObjectFreed((event.oid,)))
             return
         value = obj.value
-        if type(value) is m.Stored and event.node not in value.nodes and event.node not in self.dead:
-            obj.value = m.Stored(value.size_bytes, (*value.nodes, event.node), value.contained)
+        if type(value) is m.Stored and event.node in value.nodes:
+            return
+        if type(value) is m.Stored and not (event.left and value.contained):
+            if event.node not in self.dead:
+                obj.value = m.Stored(value.size_bytes, (*value.nodes, event.node), value.contained)
+        elif event.left and value is None:
+            if obj.strays is None:
+                obj.strays = {}
+            obj.strays[event.node] = None  # its TaskDone may be on the way, or never come
+        elif event.left:
+            self.send(event.node, m.ObjectFreed((event.oid,)))
+
+    def drop_strays(self, obj: Obj) -> None:
+        """Copies of attempts that do not count go; those of the one that does are in the value."""
+        if obj.strays is not None:
+            strays, obj.strays = obj.strays, None
+            kept = obj.value.nodes if type(obj.value) is m.Stored else ()
+            for node in strays:
+                if node not in kept:
+                    self.send(node, m.ObjectFreed((obj.oid,)))
 
     def free_asked(self, event: s.FreeAsked, sender: str) -> None:
         """User code frees values though references exist; a later get makes them again if they have a maker."""

@@ -63,6 +63,7 @@ class Obj(msgspec.Struct):
     lineage: int = 0  # tasks that would need it to run again
     introduced: int = 0  # borrowed: how often the owner was told that we hold it
     elsewhere: dict[str, int] | None = None  # the same for other processes that own the object in another life
+    strays: dict[str, None] | None = None  # nodes with a copy of an attempt that may not have been heard of
     watched: bool = False  # borrowed: the owner was asked for the value
     durable: bool = False
     borrowers: dict[str, int] | None = None
@@ -107,6 +108,7 @@ class Task(msgspec.Struct):
     rebuilds: int = 0
     recorded: dict[tuple[str, int], bytes] | None = None
     children: dict[bytes, Value] | None = None
+    children_ours: bool = False  # the worker that had made them is dead
     stream: Stream | None = None
     unconfirmed: int = 0
     submitted_at: float = 0.0

@@ -18,6 +18,7 @@ from flowengine.errors import FlowError
 from flowengine.objects.segments import is_session_here
 from flowengine.refs import Current
 from flowengine.runtime.connection import Connection
+from flowengine.runtime.forks import guard_forks
 from flowengine.runtime.launched import DriverSettings, Launched, launch
 from flowengine.runtime.session import Session
 from flowengine.runtime.settings import LauncherReady
@@ -57,6 +58,7 @@ class DriverSession(Session):
                 self.launched.end()
             raise
         Current.session = self
+        guard_forks()
         self.guard_interrupts()
         atexit.register(self.shutdown)
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from typing import NoReturn
 
 from flowengine.refs import Current
 from flowengine.runtime.child import run_and_exit
+
+
+@functools.cache
+def guard_forks() -> None:
+    """From now on whatever this process forks leaves the session at once; said once in a process."""
+    os.register_at_fork(after_in_child=leave_session)
 
 
 def leave_session() -> None:
@@ -35,6 +42,3 @@ def end_fork() -> NoReturn:
             raise error
 
     run_and_exit(outcome)
-
-
-os.register_at_fork(after_in_child=leave_session)

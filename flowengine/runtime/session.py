@@ -29,12 +29,13 @@ from flowengine.core import messages as m
 from flowengine.core import owner_state as s
 from flowengine.core.ids import child_id, object_id, short
 from flowengine.core.owner import Owner
-from flowengine.errors import FlowError, GetTimeout, ObjectLost, StaleSession, unpack_error
+from flowengine.errors import GetTimeout, ObjectLost, StaleSession, unpack_error
 from flowengine.objects import codec
 from flowengine.objects.segments import Segments
 from flowengine.observe.timeline import spans
 from flowengine.refs import Current, ObjectRef
 from flowengine.runtime import process
+from flowengine.runtime.context import Context, Questions
 from flowengine.runtime.drive import Drive
 from flowengine.runtime.settings import Tls
 from flowengine.runtime.values import Values
@@ -44,27 +45,6 @@ log = logging.getLogger(__name__)
 TICK_S = 0.1
 NAME_DIGITS_MIN = 8  # of a task or object that a story is asked of
 STORY_OBJECTS_MAX = 20
-
-
-class Context:
-    """The task whose code runs here (in the driver: the program itself)."""
-
-    def __init__(self, task: bytes, name: str = "", attempt: int = 1, caller: str = "", depth: int = 0) -> None:
-        self.task = task
-        self.name = name
-        self.attempt = attempt
-        self.caller = caller
-        self.depth = depth
-        self.children = itertools.count()
-        self.choices: dict[str, itertools.count[int]] = {}
-        self.recorded: dict[tuple[str, int], bytes] = {}
-        self.noted: list[tuple[str, int, bytes]] = []
-        self.push: m.PushTask | None = None
-        self.is_parent = False  # the machine knows that this task has children or made choices
-
-    def next_choice(self, kind: str) -> int:
-        """How many choices of this kind the task made before."""
-        return next(self.choices.setdefault(kind, itertools.count()))
 
 
 class Session:
@@ -79,8 +59,6 @@ class Session:
         self.streams_dropped: deque[bytes] = deque()
         self.waits: dict[int, Callable[[], None]] = {}
         self.waiter_ids = itertools.count(1)
-        self.questions: dict[int, concurrent.futures.Future[Any]] = {}
-        self.question_ids = itertools.count(1)
         self.node = ""
         self.node_id = ""
         self.session_name = ""
@@ -96,6 +74,7 @@ class Session:
         self.joined = concurrent.futures.Future[m.Welcome]()
         place = process.Place(host=host, secret=secret, tls=tls, config=config)
         self.endpoint = process.new_endpoint(place, self.on_batch, self.on_lost)
+        self.questions = Questions(self.endpoint)
         self.owner: Owner
         self.drive: Drive
         self.values: Values
@@ -454,18 +433,9 @@ class Session:
 
     def ask(self, to: str, topic: str, argument: Any = None, scope: str = "cluster", timeout_s: float = 5.0) -> Any:
         """Ask a process and wait for the answer."""
-        number = next(self.question_ids)
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self.questions[number] = future
         if self.dropped:
             self._drop()
-        self.endpoint.send(to, m.Asked(number, topic, argument, scope))
-        try:
-            return future.result(timeout_s)
-        except concurrent.futures.TimeoutError:
-            raise FlowError(f"no answer about {topic} from {to} within {timeout_s:g} s") from None
-        finally:
-            self.questions.pop(number, None)
+        return self.questions.ask(m.Asked(self.questions.next(), topic, argument, scope), to, timeout_s)
 
     def answer(self, peer: str, question: m.Asked) -> None:
         """A question from another process."""
@@ -493,9 +463,7 @@ class Session:
 
     def answered(self, peer: str, message: m.Answered) -> None:
         """An answer came."""
-        future = self.questions.get(message.request)
-        if future is not None and not future.done():
-            future.set_result(message.content)
+        self.questions.answered(message)
 
     # --- signals ----------------------------------------------------------------------------------
 

@@ -37,9 +37,10 @@ from flowengine.errors import (
 )
 from flowengine.objects import codec
 from flowengine.refs import Current, ObjectRef
+from flowengine.runtime.context import Context
 from flowengine.runtime.drive import Drive
-from flowengine.runtime.forks import end_fork
-from flowengine.runtime.session import Context, Session
+from flowengine.runtime.forks import end_fork, guard_forks
+from flowengine.runtime.session import Session
 from flowengine.runtime.settings import WorkerSettings
 from flowengine.slots import Slot, fill_slots
 
@@ -109,6 +110,7 @@ class WorkerSession(Session):
         """The store is known: ready for tasks."""
         super().enter(welcome)
         Current.session = self
+        guard_forks()
         self.values.durable_url = f"file://{self.settings.state_dir}/durable"
         started = m.WorkerStarted(self.settings.worker_id, os.getpid(), self.endpoint.address)
         self.endpoint.send(self.node, started)

@@ -1,0 +1,63 @@
+"""What a session knows of the code that runs in it, and the questions that it has asked others."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+from typing import Any
+
+from flowengine.core import messages as m
+from flowengine.errors import FlowError
+from flowengine.runtime.link import Endpoint
+
+
+class Context:
+    """The task whose code runs here (in the driver: the program itself)."""
+
+    def __init__(self, task: bytes, name: str = "", attempt: int = 1, caller: str = "", depth: int = 0) -> None:
+        self.task = task
+        self.name = name
+        self.attempt = attempt
+        self.caller = caller
+        self.depth = depth
+        self.children = itertools.count()
+        self.choices: dict[str, itertools.count[int]] = {}
+        self.recorded: dict[tuple[str, int], bytes] = {}
+        self.noted: list[tuple[str, int, bytes]] = []
+        self.push: m.PushTask | None = None
+        self.is_parent = False  # the machine knows that this task has children or made choices
+
+    def next_choice(self, kind: str) -> int:
+        """How many choices of this kind the task made before."""
+        return next(self.choices.setdefault(kind, itertools.count()))
+
+
+class Questions:
+    """Questions under way: asked by any thread, answered on the loop thread."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.open: dict[int, concurrent.futures.Future[Any]] = {}
+        self.numbers = itertools.count(1)
+
+    def next(self) -> int:
+        """A number for a question."""
+        return next(self.numbers)
+
+    def ask(self, question: m.Asked, to: str, timeout_s: float) -> Any:
+        """Send it and wait for the answer; raises FlowError when none comes in time."""
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self.open[question.request] = future
+        self.endpoint.send(to, question)
+        try:
+            return future.result(timeout_s)
+        except concurrent.futures.TimeoutError:
+            raise FlowError(f"no answer about {question.topic} from {to} within {timeout_s:g} s") from None
+        finally:
+            self.open.pop(question.request, None)
+
+    def answered(self, message: m.Answered) -> None:
+        """An answer came; too late is harmless."""
+        future = self.open.get(message.request)
+        if future is not None and not future.done():
+            future.set_result(message.content)
