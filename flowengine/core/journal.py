@@ -10,11 +10,11 @@ import msgspec
 
 from .commands import Command, Send, SetTimer
 from .ids import short
-from .messages import Message, NodeReport, Ping, Pong
+from .messages import Answered, Asked, Message, NodeReport, Ping, Pong
 
 Entry = tuple[float, str, Any]  # (now, "<-" and the sender, or "->", what)
 
-NOISE: frozenset[type] = frozenset((Ping, Pong, NodeReport))
+NOISE: frozenset[type] = frozenset((Asked, Answered, Ping, Pong, NodeReport))
 HEX_DIGITS_MIN = 8  # shorter texts are not taken for names in hex
 DAY_S = 86_400
 
@@ -48,19 +48,23 @@ class Journal:
 
     def story(self, name: bytes | str, lines_max: int = 1000) -> list[str]:
         """The last lines that mention a task, object, worker or process, oldest first."""
-        lines: deque[str] = deque(maxlen=lines_max)
+        return [text for _, text in self.timed_story(name, lines_max)]
+
+    def timed_story(self, name: bytes | str, lines_max: int = 1000) -> list[tuple[float, str]]:
+        """The same with the machine's time of each line."""
+        lines: deque[tuple[float, str]] = deque(maxlen=lines_max)
         for now, where, what in self._entries:
             if mentions(what, name):
-                lines.append(self._line(now, where, what))
+                lines.append((now, self._line(now, where, what)))
         return list(lines)
 
     def _line(self, now: float, where: str, what: Any) -> str:
-        clock = _clock(now + self.wall_offset_s)
+        moment = clock(now + self.wall_offset_s)
         if isinstance(what, Send):
-            return f"{clock}  {type(what.message).__name__:<16} to {what.to}  {_words(what.message)}"
+            return f"{moment}  {type(what.message).__name__:<16} to {what.to}  {_words(what.message)}"
         if where == "->":
-            return f"{clock}  {type(what).__name__:<16} ordered  {_words(what)}"
-        return f"{clock}  {type(what).__name__:<16} {'from ' + where if where else 'here'}  {_words(what)}"
+            return f"{moment}  {type(what).__name__:<16} ordered  {_words(what)}"
+        return f"{moment}  {type(what).__name__:<16} {'from ' + where if where else 'here'}  {_words(what)}"
 
 
 def mentions(what: Any, name: bytes | str) -> bool:
@@ -105,6 +109,7 @@ def _word(value: Any) -> str:
     return str(value)
 
 
-def _clock(moment_s: float) -> str:
+def clock(moment_s: float) -> str:
+    """Seconds as the time of day."""
     seconds = moment_s % DAY_S
     return f"{int(seconds // 3600):02d}:{int(seconds // 60) % 60:02d}:{seconds % 60:06.3f}"

@@ -12,14 +12,15 @@ from typing import Any
 from . import commands as c
 from . import messages as m
 from . import owner_state as s
-from .ids import object_id, short, task_of
+from .ids import object_id, task_of
 from .owner_leases import LeaseRules
 from .owner_recovery import RecoveryRules
 from .owner_refs import RefRules
 from .owner_state import Obj, State, Step, Stream, Task, Waiter
+from .owner_story import UNTOLD, StoryRules
 
 
-class Owner(RefRules, LeaseRules, RecoveryRules):
+class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
     """Decides; never waits, sends or reads a clock."""
 
     def handle(self, event: m.Message, now: float, sender: str = "") -> list[Any]:
@@ -27,7 +28,10 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
         out: list[Any] = []
         self.out = out
         self.now = now
-        HANDLERS[type(event)](self, event, sender)
+        kind = type(event)
+        if kind not in UNTOLD:
+            self.journal.event(now, sender, event)
+        HANDLERS[kind](self, event, sender)
         return out
 
     # --- submission -------------------------------------------------------------------------------
@@ -496,40 +500,6 @@ class Owner(RefRules, LeaseRules, RecoveryRules):
             return task.lease.worker_id
         obj = self.objects.get(oid)
         return obj.maker if obj is not None else ""
-
-    # --- for people -------------------------------------------------------------------------------
-
-    def why(self, oid: bytes) -> str:
-        """One line: what the object is and what it waits for."""
-        obj = self.objects.get(oid)
-        if obj is None:
-            return f"{short(oid)} is not known here"
-        if obj.owner:
-            state = "ready" if obj.value is not None else "pending"
-            return f"{short(oid)} {state}, owned by {obj.owner}"
-        task = obj.task if obj.task is not None else self.tasks.get(task_of(oid))
-        if obj.value is not None:
-            kind = {m.Inline: "ready", m.Stored: "ready", m.Failed: "failed"}[type(obj.value)]
-            return f"{short(oid)} {kind}" + (f" ({task.spec.name})" if task else "")
-        return f"{short(oid)} " + (self.why_task(task) if task is not None else "was lost")
-
-    def why_task(self, task: Task) -> str:
-        """One line: where the task is and what it waits for."""
-        name = task.spec.name
-        if task.state is State.WAITING:
-            first = next((obj for obj in task.inputs if obj.value is None), None)
-            by = f", among them {short(first.oid)}" if first is not None else ""
-            if first is not None and first.task is not None:
-                by += f" ({first.task.spec.name}, {first.task.state.name.lower()})"
-            return f"{name}: waits for {task.missing} input(s){by}"
-        if task.state is State.READY:
-            queue = self.queues[task.key]
-            reason = queue.reason or f"a slot with {dict(task.spec.shape)}"
-            return f"{name}: waits for {reason}"
-        if task.state is State.SENT and task.lease is not None:
-            ahead = len(task.lease.inflight) - 1
-            return f"{name}: sent to {task.lease.worker_id} (push {task.attempt}), {ahead} other task(s) there"
-        return f"{name}: {task.state.name.lower()}"
 
 
 def _ignore(owner: Owner, event: Any, sender: str) -> None:

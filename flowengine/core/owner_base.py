@@ -9,8 +9,10 @@ from typing import Any
 from ..config import Config
 from . import commands as c
 from . import messages as m
+from .journal import Journal
 from .owner_state import Cost, Demand, Lease, Obj, Parent, Queue, QueueKey, Task, Waiter
 
+JOURNAL_ENTRIES = 5_000
 SPANS_KEPT = 20_000  # runs for the timeline
 COUNTERS = (
     "tasks_submitted", "tasks_executed", "tasks_retried", "objects_rebuilt", "objects_inlined", "stale_messages",
@@ -67,6 +69,7 @@ class OwnerBase(ABC):
         self.depth = 0  # of the tasks that are submitted here
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.spans: deque[tuple[m.TaskSpec, str, str, int, int, int, int, str]] = deque(maxlen=SPANS_KEPT)
+        self.journal = Journal(JOURNAL_ENTRIES)
         # tasks
         self.tasks: dict[bytes, Task] = {}
         self.functions = Functions(config.function_bytes_max)

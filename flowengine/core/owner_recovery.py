@@ -299,7 +299,8 @@ class RecoveryRules(OwnerBase):
             obj.owner, obj.heir = obj.heir, ""
             obj.watched = False
             if obj.introduced:
-                self.send(obj.owner, m.BorrowAdded(obj.oid, self.me, obj.introduced, True))
+                obj.introduced = 0
+                self.send(obj.owner, m.BorrowAdded(obj.oid, self.me, 1, True, True))
             if self.is_awaited(obj):
                 self.want([obj])
         else:

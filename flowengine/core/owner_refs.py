@@ -271,7 +271,7 @@ class RefRules(OwnerBase):
                 self.send(event.borrower, m.Ping(0))  # only a link tells of its death
             self.add_borrower(obj, event.borrower, event.count)
         if event.confirm:
-            self.send(sender, m.BorrowConfirmed(event.oid))
+            self.send(sender, m.BorrowConfirmed(event.oid, event.count if event.heir and obj is not None else 0))
 
     def borrow_dropped(self, event: m.BorrowDropped, sender: str) -> None:
         """A borrower holds no reference any more."""
@@ -282,6 +282,11 @@ class RefRules(OwnerBase):
     def borrow_confirmed(self, event: m.BorrowConfirmed, sender: str) -> None:
         """The owner knows: what kept the reference alive until now may go."""
         obj = self.objects.get(event.oid)
+        if event.counted:
+            if obj is not None and obj.owner == sender:
+                obj.introduced += event.counted
+            else:
+                self.send(sender, m.BorrowDropped(event.oid, event.counted))
         if obj is not None:
             self.leave_via(obj)
         for task in self.unconfirmed.pop((sender, event.oid), ()):
@@ -326,14 +331,12 @@ class RefRules(OwnerBase):
             self.send(sender, m.ObjectReady(event.oid, error))
         elif obj.value is not None:
             self.send(sender, m.ObjectReady(event.oid, obj.value))
-        elif obj.owner and obj.owner != sender:
-            self.send(obj.owner, m.WatchObject(event.oid))
-            obj.watchers = {**(obj.watchers or {}), sender: None}
         else:
             if obj.watchers is None:
                 obj.watchers = {}
             obj.watchers[sender] = None
-            self.want([obj])
+            if obj.owner != sender:
+                self.want([obj])
 
     def object_ready(self, event: m.ObjectReady, sender: str) -> None:
         """The owner told the value."""

@@ -27,7 +27,7 @@ from flowengine.config import Config
 from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
-from flowengine.core.ids import child_id, object_id, short
+from flowengine.core.ids import TASK_ID_BYTES, child_id, object_id, short
 from flowengine.core.owner import Owner
 from flowengine.errors import GetTimeout, ObjectLost, StaleSession, unpack_error
 from flowengine.objects import codec
@@ -101,6 +101,7 @@ class Session:
         self.node = node
         owner = Owner(self.endpoint.address, node, "", self.config)
         self.owner = owner
+        owner.journal.wall_offset_s = time.time() - time.monotonic()
         self.drive = self.make_drive(owner)
         self.drive.attach(self.endpoint, self.loop)
         self.drive.perform.update(self.performers())
@@ -458,8 +459,9 @@ class Session:
         digits = (name.hex() if isinstance(name, bytes) else str(name)).partition(".")[0].lower()
         if len(digits) < NAME_DIGITS_MIN:
             return []
-        found = [oid for oid in list(self.owner.objects) if oid.hex().startswith(digits)]
-        return [self.owner.why(oid) for oid in found[:STORY_OBJECTS_MAX]]
+        names = dict.fromkeys(oid[:TASK_ID_BYTES] for oid in list(self.owner.objects) if oid.hex().startswith(digits))
+        names.update(dict.fromkeys(run[0].id for run in list(self.owner.spans) if run[0].id.hex().startswith(digits)))
+        return [line for found in list(names)[:STORY_OBJECTS_MAX] for line in self.owner.story(found)]
 
     def answered(self, peer: str, message: m.Answered) -> None:
         """An answer came."""

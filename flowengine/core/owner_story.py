@@ -1,0 +1,74 @@
+"""The Owner for people: why something waits, and the story of a task or an object."""
+
+from __future__ import annotations
+
+from . import messages as m
+from . import owner_state as s
+from .ids import short, task_of
+from .journal import clock
+from .owner_base import OwnerBase
+from .owner_state import State, Task
+
+# Events of the way of every task: told from the list of runs instead, since they are many and hold values.
+UNTOLD: frozenset[type] = frozenset((
+    m.Asked, m.Answered, s.Submitted, s.ValuePut, s.ReadyAsked, s.WaiterGone, s.RefsMade, s.RefsDropped, s.InputsGiven, s.FetchAsked,
+    s.IdleLooked, s.StreamAsked, s.StreamTaken, s.Exported, s.ParentBegan, s.ParentEnded,
+    m.TaskDone, m.StreamItem, m.ObjectReady, m.ObjectHere, m.StashAdded, m.WatchObject, m.Pong,
+))  # fmt: skip
+
+
+class StoryRules(OwnerBase):
+    """Part of Owner: see owner_base for the state."""
+
+    def why(self, oid: bytes) -> str:
+        """One line: what the object is and what it waits for."""
+        obj = self.objects.get(oid)
+        if obj is None:
+            return f"{short(oid)} is not known here"
+        if obj.owner:
+            state = "ready" if obj.value is not None else "pending"
+            return f"{short(oid)} {state}, owned by {obj.owner}"
+        task = obj.task if obj.task is not None else self.tasks.get(task_of(oid))
+        if obj.value is not None:
+            kind = {m.Inline: "ready", m.Stored: "ready", m.Failed: "failed"}[type(obj.value)]
+            return f"{short(oid)} {kind}" + (f" ({task.spec.name})" if task else "")
+        return f"{short(oid)} " + (self.why_task(task) if task is not None else "was lost")
+
+    def why_task(self, task: Task) -> str:
+        """One line: where the task is and what it waits for."""
+        name = task.spec.name
+        if task.state is State.WAITING:
+            first = next((obj for obj in task.inputs if obj.value is None), None)
+            by = f", among them {short(first.oid)}" if first is not None else ""
+            if first is not None and first.task is not None:
+                by += f" ({first.task.spec.name}, {first.task.state.name.lower()})"
+            return f"{name}: waits for {task.missing} input(s){by}"
+        if task.state is State.READY:
+            queue = self.queues[task.key]
+            reason = queue.reason or f"a slot with {dict(task.spec.shape)}"
+            return f"{name}: waits for {reason}"
+        if task.state is State.SENT and task.lease is not None:
+            ahead = len(task.lease.inflight) - 1
+            return f"{name}: sent to {task.lease.worker_id} (push {task.attempt}), {ahead} other task(s) there"
+        return f"{name}: {task.state.name.lower()}"
+
+    def story(self, name: bytes) -> list[str]:
+        """What is known of a task or an object (a task's name also tells of its objects), oldest first."""
+        told: list[tuple[float, str]] = []
+        task = self.tasks.get(task_of(name))
+        offset_s = self.journal.wall_offset_s
+        if task is not None:
+            told.append((task.submitted_at, f"{'submitted':<16} {task.spec.name} by {short(task.spec.parent)}"))
+        for spec, worker, node, run, submitted_us, began_us, run_us, outcome in self.spans:
+            if spec.id == task_of(name):
+                if task is None:
+                    told.append((submitted_us / 1e6, f"{'submitted':<16} {spec.name} by {short(spec.parent)}"))
+                took = f"{outcome} after {run_us / 1e3:.1f} ms"
+                told.append((began_us / 1e6, f"{f'run {run}':<16} on {worker} of node {node}: {took}"))
+        lines = [(at, f"{clock(at + offset_s)}  {text}") for at, text in told]
+        lines += self.journal.timed_story(name)
+        lines.sort(key=lambda line: line[0])
+        if task is not None or name in self.objects:
+            now = self.why(name) if name in self.objects else self.why_task(task) if task is not None else ""
+            lines.append((self.now, f"{clock(self.now + offset_s)}  {'now':<16} {now}"))
+        return [text for _, text in lines]
