@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import TYPE_CHECKING
 
 from flowengine.core.ids import short
@@ -34,6 +35,9 @@ def stuck(world: World) -> list[str]:
     lines = []
     for process in (world.driver, *world.workers.values()):
         owner = process.owner
+        for thread in process.waits.values():
+            lines.append(f"{process.address}: a thread waits for {thread.wait}")
+        lines += [f"{process.address} fetches {owner.why(oid)}" for oid, obj in owner.objects.items() if obj.fetchers]
         for waiter in owner.waiters.values():
             lines += [f"{process.address} waits: {owner.why(obj.oid)}" for obj in waiter.objects if obj.value is None]
         lines += [f"{process.address}: {owner.why_task(task)}" for task in owner.tasks.values() if task.state < 3]
@@ -75,7 +79,7 @@ def left_in(process: Process) -> list[str]:
         for oid, obj in owner.objects.items()
     ]
     lines += [f"task {owner.why_task(task)}" for task in owner.tasks.values()]
-    books = {
+    books: dict[str, Sized] = {
         "waiters": owner.waiters, "leases": owner.leases, "unannounced": owner.unannounced, "parents": owner.parents,
         "left children": owner.left_children, "unconfirmed": owner.unconfirmed, "fetch errors": owner.fetch_errors,
         "ending": owner.ending, "waits of threads": process.waits, "functions in use": owner.functions.users,

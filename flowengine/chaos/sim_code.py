@@ -233,6 +233,8 @@ class Driver(p.Process):
         self.node = node
         self.send(node.address, m.Joined(self.address, 1, "driver"))
         self.step(s.NodeMoved(node.address, node.node_id))
+        for number, size_bytes in self.asked.items():
+            self.send(node.address, m.SpaceAsked(number, size_bytes))
 
 
 class Worker(p.Process):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from flowengine.scheduling.placement import candidates, choose, covers, minus, times, why_not
+from flowengine.scheduling.placement import RUN_S_GUESS, candidates, choose, covers, minus, times, why_not
 from flowengine.scheduling.resources import units_of
 
 from .commands import Command, WriteJournal
@@ -315,7 +315,8 @@ class Head(Part):
         """Names a node that has room now and notes the promise, or says once why there is none."""
         sought = seeker.sought
         others = [entry for entry in self.nodes() if entry.address != seeker.node]
-        found = choose(others, sought.shape, sought.placement)
+        run_s = sought.run_us / 1e6 if sought.run_us else RUN_S_GUESS
+        found = choose(others, sought.shape, sought.placement, run_s, dict(sought.held))
         if found is None:
             self._say_why(seeker)
             return

@@ -133,6 +133,8 @@ class LeaseDemand(Message, frozen=True):
     wanted_total: int
     depth: int
     priority: float
+    run_us: int = 0  # expected run time of the task that is next; 0: not known
+    held: tuple[tuple[str, int], ...] = ()  # bytes of its inputs by node, when they are worth a detour
 
 
 class LeaseGranted(Message, frozen=True):
@@ -454,6 +456,8 @@ class SlotsSought(Message, frozen=True):
     shape: Shape
     placement: tuple[str, ...]
     count: int
+    run_us: int = 0
+    held: tuple[tuple[str, int], ...] = ()
 
 
 class SlotsFound(Message, frozen=True):

@@ -51,6 +51,8 @@ class Demand:
     granted_total: int = 0
     depth: int = 0
     priority: float = 0
+    run_us: int = 0
+    held: tuple[tuple[str, int], ...] = ()
     since_s: float = 0.0  # when it last began to wait, or was granted something
     look_s: float = 0.0  # its wait is not looked into again before
     preferred_s: float = NEVER_S  # when a better liked node was proposed
@@ -121,6 +123,7 @@ class Leases(Part):
                 rank_of(event.placement, node_id) if allows(event.placement, node_id) else 0,
             )
         demand.wanted_total, demand.depth, demand.priority = event.wanted_total, event.depth, event.priority
+        demand.run_us, demand.held = event.run_us, event.held
         if demand.outstanding <= 0:
             self._stop_waiting(demand)
             return
@@ -274,7 +277,9 @@ class Leases(Part):
     def _seek(self, demand: Demand, now: float) -> None:
         if self.desk.head_up and now - demand.sought_s > SEEK_AGAIN_S:
             demand.sought_s = now
-            sought = SlotsSought(demand.owner, demand.shape, demand.placement, demand.outstanding)
+            sought = SlotsSought(
+                demand.owner, demand.shape, demand.placement, demand.outstanding, demand.run_us, demand.held
+            )
             self.desk.out.send(self.desk.head, sought)
 
     def _redirect(self, demand: Demand, address: str) -> None:

@@ -39,6 +39,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
     def submitted(self, event: s.Submitted, sender: str) -> None:
         """User code called a remote function: note the lineage, queue. No waiting, no round trip."""
         spec = event.spec
+        if spec.id in self.tasks and self.submitted_again(self.tasks[spec.id], event):
+            return
         self.counters["tasks_submitted"] += 1
         self.functions.use(spec.function, event.blob)
         task = Task(spec, (spec.shape, spec.placement), [], [], [], submitted_at=self.now)
@@ -46,13 +48,19 @@ class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
             task.stream = Stream()
         else:
             for index in range(spec.num_returns):
-                obj = Obj(object_id(spec.id, index), task=task, local=1)
+                oid = object_id(spec.id, index)
+                if oid in self.objects:
+                    obj = self.made_again(self.objects[oid], task)
+                else:
+                    obj = self.objects[oid] = Obj(oid, task=task, local=1)
                 task.results.append(obj)
-                self.objects[obj.oid] = obj
         self.tasks[spec.id] = task
         if spec.deps or spec.nested or spec.args_object is not None:
             self.pin_all(task)
         if self.left_children and self.adopt_child(task):
+            return
+        if task.results and all([obj.value is not None for obj in task.results]):
+            self.end_at_once(task)
             return
         self.look_at_inputs(task)
 
@@ -162,7 +170,10 @@ class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
         if not keep:
             self.forget_task(task)
         for obj in list(task.results):
-            self.release(obj)
+            if obj.local <= 0:
+                self.release(obj)
+        if task.again is not None:
+            self.look_again(task)
 
     def keeps_lineage(self, task: Task) -> bool:
         """A result that lives in a store, or holds references of the dead worker's, may have to be made again."""
@@ -209,6 +220,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
             self.holds(task, event.held, sender)
         if not task.wanted:
             self.end_badly(task, m.Failed(task.why_unwanted, "cancelled"))
+        elif event.kind == "cancelled":  # and wanted again meanwhile
+            self.try_again(task)
         elif event.kind == "args":
             for oid, nodes in event.lost:
                 self.copies_lost(self.objects[oid], nodes)
@@ -293,6 +306,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
     def replaces(self, obj: Obj, value: m.Value) -> bool:
         """A value for an object that has one: a re-run may bring references to new owners; else the first stays."""
         old = obj.value
+        assert old is not None
         if type(old) is m.Failed or type(value) is m.Failed or obj.owner or not (old.contained or value.contained):
             if type(old) is m.Stored and type(value) is m.Stored and not obj.owner:
                 obj.value = m.Stored(old.size_bytes, tuple(dict.fromkeys((*old.nodes, *value.nodes))), old.contained)
@@ -426,7 +440,10 @@ class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
         if stream.dropped or not task.wanted:
             self.refuse(oid, event.value)
             return
-        obj = self.objects[oid] = Obj(oid, task=task, pins=1)  # the stream holds it until the reader takes it
+        known = self.objects.get(oid)  # of an earlier run of the parent
+        obj = self.objects[oid] = known or Obj(oid)
+        obj.task = task
+        obj.pins += 1  # the stream holds it until the reader takes it
         stream.items[event.index] = obj
         self.set_value(obj, event.value, sender)
         self.wake_stream(stream)
@@ -448,7 +465,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
         if stream.dropped:
             for obj in list(stream.items.values()):
                 self.release(obj)
-        self.wake_stream(stream)
+        if task.again is None:
+            self.wake_stream(stream)
 
     def stream_asked(self, event: s.StreamAsked, sender: str) -> None:
         """The reader waits for an item or the end."""

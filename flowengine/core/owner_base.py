@@ -10,7 +10,7 @@ from ..config import Config
 from . import commands as c
 from . import messages as m
 from .journal import Journal
-from .owner_state import Cost, Demand, Lease, Obj, Parent, Queue, QueueKey, Task, Waiter
+from .owner_state import Cost, Demand, Lease, Obj, Parent, Queue, QueueKey, Submitted, Task, Waiter
 
 JOURNAL_ENTRIES = 5_000
 SPANS_KEPT = 20_000  # runs for the timeline
@@ -142,6 +142,22 @@ class OwnerBase(ABC):
         """Some count of the object fell: free what nobody needs."""
 
     @abstractmethod
+    def drop_lineage_of_inputs(self, task: Task) -> None:
+        """The task's results cannot be lost any more."""
+
+    @abstractmethod
+    def leave_via(self, obj: Obj) -> None:
+        """The container that kept the reference alive may go."""
+
+    @abstractmethod
+    def refuse(self, oid: bytes, value: m.Value) -> None:
+        """A value that came and is not taken."""
+
+    @abstractmethod
+    def confirmed(self, task: Task) -> None:
+        """One of the owners that the task's inputs wait for knows its borrower."""
+
+    @abstractmethod
     def discard(self, value: m.Value, oids: list[bytes], stack: list[Obj] | None = None) -> None:
         """A value that nobody needs: drop its copies and the references inside of it."""
 
@@ -204,6 +220,14 @@ class OwnerBase(ABC):
     @abstractmethod
     def set_fetch_error(self, obj: Obj, reason: str) -> None:
         """The local store can never hold the object."""
+
+    @abstractmethod
+    def look_again(self, task: Task) -> None:
+        """The task has ended; if it was submitted again meanwhile it begins anew."""
+
+    @abstractmethod
+    def submitted(self, event: Submitted, sender: str) -> None:
+        """User code called a remote function."""
 
     @abstractmethod
     def stash_child(self, obj: Obj, value: m.Value) -> None:

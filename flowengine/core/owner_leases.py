@@ -16,6 +16,7 @@ from .owner_state import Cost, Demand, Lease, Obj, Queue, State, Step, Task
 
 LEASES_ASKED_MAX = 256
 FUNCTIONS_COSTED_MAX = 10_000
+DETOUR_BYTES = 1 << 20  # smaller inputs move faster than a decision about them
 PENDING = m.Pending()
 
 
@@ -109,25 +110,18 @@ class LeaseRules(OwnerBase):
         task.step(Step.PUSHED)
         task.attempt += 1
         task.lease = lease
-        functions = self.sent_functions.get(lease.worker)
-        if functions is None:
-            functions = self.sent_functions[lease.worker] = {}
-        if spec.function not in functions:
-            functions[spec.function] = None
+        if spec.function not in self.sent_functions.setdefault(lease.worker, {}):
+            self.sent_functions[lease.worker][spec.function] = None
             self.send(lease.worker, m.PutFunction(spec.function, self.functions.blobs[spec.function]), True)
         values = tuple([obj.value or PENDING for obj in task.inputs]) if task.inputs else ()
         idle = not lease.inflight
         if idle:
             lease.progress_at = self.now
         lease.inflight[spec.id] = task
-        lease.load_us += self.run_us(task)
-        stream_have = 0
-        if task.stream is not None and not task.rebuilds:
-            stream_have = task.stream.count
-        recorded = tuple([(kind, n, payload) for (kind, n), payload in task.recorded.items()]) if task.recorded else ()
-        children = tuple(task.children.items()) if task.children else ()
-        run = 1 + task.crashes + task.failures + task.rebuilds
-        message = m.PushTask(spec, task.attempt, lease.id, values, run, stream_have, recorded, children)
+        task.load_us = self.run_us(task)
+        lease.load_us += task.load_us
+        first = task.attempt == 1
+        message = m.PushTask(spec, 1, lease.id, values) if first else self.push_again(lease, task, values)
         self.out.append(c.Send(lease.worker, message, not idle))
         rotation = lease.queue.rotation
         if not self.takes_more(lease):
@@ -135,6 +129,16 @@ class LeaseRules(OwnerBase):
             rotation.remove(lease)
         elif len(rotation) > 1 and rotation[0] is lease:
             rotation.rotate(-1)
+
+    def push_again(self, lease: Lease, task: Task, values: tuple[m.Value | m.Pending, ...]) -> m.PushTask:
+        """A push that is not the first brings what earlier attempts left."""
+        stream_have = 0
+        if task.stream is not None and not task.rebuilds:
+            stream_have = task.stream.count
+        recorded = tuple([(kind, n, payload) for (kind, n), payload in task.recorded.items()]) if task.recorded else ()
+        children = tuple(task.children.items()) if task.children else ()
+        run = 1 + task.crashes + task.failures + task.rebuilds
+        return m.PushTask(task.spec, task.attempt, lease.id, values, run, stream_have, recorded, children)
 
     def takes_more(self, lease: Lease) -> bool:
         waiting = len(lease.inflight)
@@ -150,15 +154,16 @@ class LeaseRules(OwnerBase):
         task.lease = None
         if lease is None:
             return
-        expected = self.run_us(task)
         for obj in task.results:
             obj.maker = lease.worker_id
-        lease.inflight.pop(task.spec.id, None)
+        inflight = lease.inflight
+        inflight.pop(task.spec.id, None)
         lease.progress_at = self.now
         if run_us >= 0:
             self.learn(task.spec.function, run_us)
-        lease.load_us = max(0, lease.load_us - expected) if lease.inflight else 0
-        self.reopen(lease)
+        lease.load_us = lease.load_us - task.load_us if inflight else 0
+        if not lease.open or not inflight or lease.queue.count:
+            self.reopen(lease)
 
     def learn(self, function: bytes, run_us: int) -> None:
         cost = self.costs.get(function)
@@ -248,7 +253,7 @@ class LeaseRules(OwnerBase):
             if task is None or task.state is not State.SENT or task.lease is not lease or lease is None:
                 continue
             lease.inflight.pop(task_id)
-            lease.load_us = max(0, lease.load_us - self.run_us(task))
+            lease.load_us = lease.load_us - task.load_us if lease.inflight else 0
             task.lease = None
             again.append(task)
         if lease is not None:
@@ -275,7 +280,7 @@ class LeaseRules(OwnerBase):
 
     def ask(self, queue: Queue) -> None:
         """Tell the home node (and whom it named) how many slots would be of use."""
-        if not queue.demand:
+        if self.node not in queue.demand and self.node not in self.dead:
             self.demand_at(queue, self.node)
         target = min(queue.count, LEASES_ASKED_MAX)
         for node, demand in queue.demand.items():
@@ -294,7 +299,20 @@ class LeaseRules(OwnerBase):
         demand.wanted_total = demand.granted + outstanding
         shape, placement = queue.key
         priority = queue.priorities[0] if queue.priorities else 0
-        self.send(node, m.LeaseDemand(shape, placement, demand.wanted_total, self.depth, priority))
+        run_us, held = self.next_cost(queue) if outstanding else (0, ())
+        self.send(node, m.LeaseDemand(shape, placement, demand.wanted_total, self.depth, priority, run_us, held))
+
+    def next_cost(self, queue: Queue) -> tuple[int, tuple[tuple[str, int], ...]]:
+        """What a placement of the next task is judged by: its expected run time, and where its large inputs are."""
+        task = next(line[0] for line in (queue.ready[priority] for priority in queue.priorities) if line)
+        cost = self.costs.get(task.spec.function)
+        held: dict[str, int] = {}
+        for obj in task.inputs:
+            value = obj.value
+            if type(value) is m.Stored and value.size_bytes >= DETOUR_BYTES:
+                for node in value.nodes:
+                    held[node] = held.get(node, 0) + value.size_bytes
+        return (int(cost.run_us) if cost is not None else 0), tuple(held.items())
 
     def lease_granted(self, event: m.LeaseGranted, sender: str) -> None:
         """A worker is ours for a while."""
@@ -327,7 +345,8 @@ class LeaseRules(OwnerBase):
         """What was asked of a node; one that comes back after it was declared dead still has its totals."""
         demand = queue.demand.get(node)
         if demand is None:
-            demand = queue.demand[node] = self.parked.pop((queue.key, node), None) or Demand()
+            parked = self.parked.pop((queue.key, node), None)
+            demand = queue.demand[node] = parked if parked is not None else Demand()
         return demand
 
     def lease_delayed(self, event: m.LeaseDelayed, sender: str) -> None:

@@ -126,7 +126,7 @@ class RecoveryRules(OwnerBase):
                 self.confirmed(task)
         for queue in self.queues.values():
             queue.demand.pop(address, None)
-            if queue.count and not queue.demand:
+            if queue.count:
                 self.ask(queue)
         self.copies_died(address)
 
@@ -188,7 +188,9 @@ class RecoveryRules(OwnerBase):
         """Make lost objects again: the producing tasks of the whole lost set, inputs before dependents."""
         makers: list[Task] = []
         for obj in lost:
-            if obj.task is not None and not obj.owner:
+            if obj.owner:
+                self.owner_died(obj)
+            elif obj.task is not None:
                 makers.append(obj.task)
             elif obj.durable:
                 self.out.append(c.RestoreDurable(obj.oid))
@@ -198,9 +200,6 @@ class RecoveryRules(OwnerBase):
         for task in closure(makers, self.lost_inputs, lambda task: task.spec.id):
             if task.state is State.DONE:
                 self.begin_rebuild(task)
-        for obj in lost:
-            if obj.task is not None and obj.owner and obj.value is None and obj.owner in self.dead:
-                self.begin_rebuild(obj.task)
 
     def lost_inputs(self, task: Task) -> list[Task]:
         """The tasks that must run before this one can."""
@@ -348,6 +347,73 @@ class RecoveryRules(OwnerBase):
                 self.discard(value, [oid])
             self.left_children = {}
 
+    # --- a parent that runs again in this process -------------------------------------------------
+
+    def submitted_again(self, task: Task, event: s.Submitted) -> bool:
+        """A parent that runs again here calls what it called before: the task goes on; False: it has to be made anew."""
+        stream = task.stream
+        if stream is not None:
+            if stream.dropped and task.state not in (State.DONE, State.FAILED):
+                task.again = event
+                return True
+            if not stream.dropped:
+                return True
+        if stream is not None or task.state is State.FAILED:
+            if task.lineage:
+                self.drop_lineage_of_inputs(task)
+            self.erase(task)
+            return False
+        task.wanted, task.why_unwanted = True, b""  # it may be about to be cancelled for the earlier run
+        for index, old in enumerate(task.results):
+            obj = self.objects.get(old.oid)
+            if obj is None:
+                task.results[index] = self.objects[old.oid] = Obj(old.oid, task=task, local=1)
+            else:
+                obj.local += 1
+        return True
+
+    def look_again(self, task: Task) -> None:
+        """A stream that was dropped has ended: if it was asked for again it begins anew, for those who wait already."""
+        event, stream = task.again, task.stream
+        if event is None or stream is None:
+            return
+        task.again = None
+        waiters = stream.waiters
+        if task.lineage:
+            self.drop_lineage_of_inputs(task)
+        self.erase(task)
+        self.submitted(event, "")
+        fresh = self.tasks[event.spec.id]
+        if fresh.stream is not None:
+            fresh.stream.waiters += waiters
+
+    def made_again(self, obj: Obj, task: Task) -> Obj:
+        """The result of a task that was forgotten, or that another process owned: it is ours, to be made if need be."""
+        obj.local += 1
+        obj.task = task
+        if obj.owner:
+            if obj.introduced:
+                self.send(obj.owner, m.BorrowDropped(obj.oid, obj.introduced))
+            if obj.owner not in self.dead:
+                obj.value = None  # the copies are that owner's
+            elif type(obj.value) is m.Stored:
+                for node in obj.value.nodes:
+                    self.send(node, m.ObjectAdopted(obj.oid, self.me))
+            obj.owner, obj.introduced, obj.watched = "", 0, False
+            self.unannounced.pop(obj.oid, None)
+            self.leave_via(obj)
+        if type(obj.value) is m.Failed:
+            obj.value = None
+        return obj
+
+    def end_at_once(self, task: Task) -> None:
+        """All results are there."""
+        task.state = State.SENT
+        task.attempt = 1
+        self.counters["tasks_submitted"] -= 1
+        task.step(Step.ENDED_WELL)
+        self.settle(task)
+
     def take_children(self, task: Task) -> None:
         """Results of children outlive the worker that owned them, until the next attempt takes them over."""
         task.children_ours = True
@@ -425,8 +491,11 @@ class RecoveryRules(OwnerBase):
         self.lose(old, "it was started again")
         self.dead.pop(event.node, None)
         for queue in self.queues.values():
+            queue.demand.pop(old, None)
             if queue.count:
                 self.ask(queue)
+        for obj in list(self.objects.values()):
+            self.wake_fetchers(obj)  # what the old node was asked for is asked of the new one
 
     def children_of(self, task: bytes) -> list[Task]:
         """Tasks that the running task submitted."""

@@ -109,9 +109,11 @@ class Task(msgspec.Struct):
     recorded: dict[tuple[str, int], bytes] | None = None
     children: dict[bytes, Value] | None = None
     children_ours: bool = False  # the worker that had made them is dead
+    again: Submitted | None = None  # a stream that was dropped, and asked for again before it had ended
     stream: Stream | None = None
     unconfirmed: int = 0
     submitted_at: float = 0.0
+    load_us: int = 0  # by which its lease's load was raised
 
     def step(self, what: Step) -> None:
         """Go on in life; a pair that is not in the table is a bug of ours."""

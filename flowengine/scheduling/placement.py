@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from flowengine.core.messages import NodeEntry, Record, Shape
 
@@ -70,18 +70,24 @@ def candidates(nodes: Iterable[NodeEntry], shape: Shape, placement: tuple[str, .
 
 
 def choose(
-    nodes: Iterable[NodeEntry], shape: Shape, placement: tuple[str, ...], costs: Costs | None = None
+    nodes: Iterable[NodeEntry],
+    shape: Shape,
+    placement: tuple[str, ...],
+    run_s: float = RUN_S_GUESS,
+    held: Mapping[str, int] | None = None,
 ) -> NodeEntry | None:
-    """The cheapest node that has the amounts free now, or None."""
+    """The node with the amounts free now where the task begins soonest, or None; held: bytes of its inputs by node."""
     need = units_of(shape)
     free = [node for node in candidates(nodes, shape, placement) if covers(node.available, need)]
     if not free:
         return None
-    costs = costs or Costs()
+    held = held or {}
+    largest = max(held.values(), default=0)
 
     def price(node: NodeEntry) -> tuple[float, int, str]:
         slots = times(node.total, need, 1 << 20)
         spare = times(node.available, need, 1 << 20)
+        costs = Costs(run_s, largest - held.get(node.address, 0))
         return (cost_s(node.queued, slots, rank_of(placement, node.node_id), costs), -spare, node.node_id)
 
     return min(free, key=price)

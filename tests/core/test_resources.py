@@ -15,6 +15,14 @@ def node(node_id: str, total=TOTAL, available=None, queued=0) -> NodeEntry:
     return NodeEntry(node_id, f"tcp://{node_id}", "h", total, total if available is None else available, (), queued)
 
 
+def test_large_inputs_draw_a_task_unless_the_queue_there_is_longer_than_their_way() -> None:
+    shape = (("CPU", 1.0),)
+    busy, idle = node("a", queued=10), node("b")
+    held = {busy.address: 1 << 30}
+    assert placement.choose([busy, idle], shape, (), 0.01, held) == busy  # 0.1 s of queue against 1 s of transfer
+    assert placement.choose([busy, idle], shape, (), 1.0, held) == idle
+
+
 def test_a_tenth_ten_times_is_one():
     ledger, tenth = Ledger((("CPU", 1.0),)), units_of((("CPU", 0.1),))
     for _ in range(10):
