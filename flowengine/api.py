@@ -23,7 +23,7 @@ from .core import owner_state as s
 from .errors import AlreadyInitialized, BadType, BadValue, FlowError
 from .functions import RemoteFunction, remote_function, start_default
 from .objects import codec
-from .options import resource_amounts, whole
+from .options import real, resource_amounts, whole
 from .refs import Current, ObjectRef, checked
 from .runtime.launched import DriverSettings, launch
 
@@ -120,7 +120,9 @@ def driver_settings(
     limits = config if isinstance(config, Config) else make_config({**from_environment(os.environ), **(config or {})})
     count = cpu_count() if num_workers is None else whole("num_workers", num_workers, 0, 4096)
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    custom = resource_amounts("resources", resources) if resources is not None else ()
+    given = dict(resources or {}) if resources is None or isinstance(resources, Mapping) else resources
+    gpus = given.pop("GPU", 0) if isinstance(given, dict) else 0
+    custom = (*resource_amounts("resources", given), ("GPU", real("resources['GPU']", gpus, 0, 1 << 20)))
     store_bytes = int(memory_bytes * limits.store_fraction)
     if object_store_bytes is not None:
         store_bytes = whole("object_store_bytes", object_store_bytes, STORE_BYTES_MIN, 1 << 50)

@@ -404,13 +404,18 @@ def _typed_task_error(cause: BaseException) -> TaskError:
     """An error of both types, built without any code of the user; raises when that cannot be done."""
     seen = _layers(cause)[-1]
     native: Any = type(seen)
-    if not issubclass(native, Exception) or native is Standin or issubclass(TaskError, native):
+    if not issubclass(native, Exception) or native is Standin or issubclass(TaskError, native) or _ends_loops(native):
         return TaskError(f"{_type_name(seen)}: {_safe(str, seen)}")
     error = _bare(_task_error_type(native), seen.args)
     if not isinstance(error, TaskError):
         raise TypeError(f"{native.__name__} cannot be combined with TaskError")
     _fill(error, seen.args, _state(seen))
     return error
+
+
+def _ends_loops(native: type[BaseException]) -> bool:
+    """Whether raising it means something else than an error to loops, generators and futures of the reader."""
+    return issubclass(native, (StopIteration, StopAsyncIteration))
 
 
 def _layers(error: BaseException) -> list[BaseException]:

@@ -124,13 +124,10 @@ class StreamOfRefs(Iterator[ObjectRef]):
         return self
 
     async def __anext__(self) -> ObjectRef:
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(None, self.__next__)
-        except RuntimeError as error:
-            if isinstance(error.__cause__, StopIteration):
-                raise StopAsyncIteration from None
-            raise
+        ref: ObjectRef | None = await asyncio.get_running_loop().run_in_executor(None, next, self, None)
+        if ref is None:
+            raise StopAsyncIteration
+        return ref
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an iterator of references stays where it was made; pass the references that it gives")

@@ -373,7 +373,7 @@ class Worker(p.Process):
 
     def stream(self, frame: Frame, push: m.PushTask) -> Generator[None, Any, int]:
         """As Run.stream."""
-        body, taken = frame.body, push.stream_have
+        body, taken = frame.body, push.stream_taken
         self.moved.clear()
         for index in range(body.items):
             yield from self.pause(self.main, body.run_s / 4)

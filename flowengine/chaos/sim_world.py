@@ -198,6 +198,7 @@ class World:
         nodes = [node for node in self.living_nodes() if not node.frozen]
         if nodes:
             node = nodes[int(fault.luck * len(nodes))]
+            self.put_lost = True
             self.net.freeze(node)
             self.clock.after(fault.seconds, self.net.thaw, node)
 

@@ -40,9 +40,11 @@ class TaskEnded(m.Message, frozen=True):
 
 
 class TaskBlocked(m.Message, frozen=True):
-    """The running task waits in get (or goes on)."""
+    """A thread of the running task waits in get (or goes on)."""
 
     blocked: bool
+    task: bytes = b""  # empty: the running one
+    attempt: int = 0
 
 
 class ItemMade(m.Message, frozen=True):
@@ -187,7 +189,9 @@ class Executor:
         """The task is over: answer, and run the next."""
         item = self.running
         self.running = None
-        self.blocked = 0
+        if self.blocked:  # a thread that the task has left behind, or an interrupt at the wrong moment
+            self.blocked = 0
+            self.out.append(c.Send(self.node, m.WorkerBlocked(self.worker_id, False)))
         if item is not None:
             self.answer(item, event.answer)
             if type(event.answer) is m.TaskDone:
@@ -255,6 +259,11 @@ class Executor:
 
     def task_blocked(self, event: TaskBlocked, sender: str) -> None:
         """The running task waits in get: its slot is free, and what is queued goes back to its owners."""
+        running = self.running
+        if running is None or not event.blocked and not self.blocked:
+            return
+        if event.task and (running.push.spec.id, running.push.attempt) != (event.task, event.attempt):
+            return  # what is left of an earlier task
         self.blocked += 1 if event.blocked else -1
         if event.blocked and self.blocked == 1:
             self.out.append(c.Send(self.node, m.WorkerBlocked(self.worker_id, True)))

@@ -160,13 +160,14 @@ def _entries_are_sound(node: Node) -> Iterator[str]:
             yield f"{name}: {entry.running or 'nothing'} under way while it is in {entry.place or 'no place'}"
         if (entry.place == "memory") != (oid in store.memory):
             yield f"{name}: in {entry.place or 'no place'}, listed in memory: {oid in store.memory}"
-        if oid not in store.by_owner.get(entry.owner, {}):
-            yield f"{name}: not listed under its owner {entry.owner}"
+        if not entry.owners or any(oid not in store.by_owner.get(owner, {}) for owner in entry.owners):
+            yield f"{name}: not listed under its owners {list(entry.owners)}"
         if entry.doomed and not (entry.running and entry.ordered):
             yield f"{name}: doomed, and nothing is under way"
     listed = sum(len(owned) for owned in store.by_owner.values())
-    if listed != len(store.entries):
-        yield f"{listed} objects are listed under owners, {len(store.entries)} exist"
+    claims = sum(len(entry.owners) for entry in store.entries.values())
+    if listed != claims:
+        yield f"{listed} objects are listed under owners, which have {claims}"
 
 
 @law("S-4", "who waits for an object waits for something that is under way", "Node")

@@ -41,6 +41,7 @@ class PushTask(Message, frozen=True):
     stream_have: int = 0  # items of an earlier attempt that need not be sent again
     recorded: tuple[tuple[str, int, bytes], ...] = ()  # choices of an earlier attempt: (kind, number, payload)
     children: tuple[tuple[bytes, Value], ...] = ()  # results of children of an earlier attempt
+    stream_taken: int = 0  # items that the reader has taken already
 
 
 class CancelTask(Message, frozen=True):
@@ -269,9 +270,13 @@ class ObjectSealed(Message, frozen=True):
 
 
 class ObjectFreed(Message, frozen=True):
-    """Nobody needs these objects: drop the copies. From owners to nodes, and from nodes to the writing process."""
+    """Nobody needs these objects: drop the copies. From owners to nodes, and from nodes to the writing process.
+
+    present: only what is there now; else a copy whose sealing is told later is meant too.
+    """
 
     oids: tuple[bytes, ...]
+    present: bool = False
 
 
 class SegmentKept(Message, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from .messages import ObjectWanted
 from .node_desk import NEVER_S
 
 MIB = 1 << 20
@@ -23,7 +24,7 @@ class Entry:
 
     oid: bytes
     size_bytes: int
-    owner: str
+    owners: dict[str, None]  # several when a task ran again under another parent, or borrowers adopted it
     place: str = ""  # "memory", "disk", "" while it is pulled
     running: str = ""  # "", "spill", "restore", "pull"
     ordered: bool = False  # the command for `running` was given; False: it waits for room or its turn
@@ -35,6 +36,7 @@ class Entry:
     nodes: dict[str, None] = field(default_factory=dict)  # where it may be pulled from
     wanted_s: float = NEVER_S
     kept_until_s: float = NEVER_S  # readers map it, or writing it failed: not spilled before
+    late: list[tuple[ObjectWanted, str]] = field(default_factory=list)  # asked for since it is doomed, and by whom
 
 
 @dataclass(slots=True, eq=False)

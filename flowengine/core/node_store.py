@@ -69,7 +69,7 @@ class Store(Part):
         self.progress_s = 0.0  # when room came free last
         self.disk_full_until_s = NEVER_S
         self.disk_full_reason = ""
-        self.early_frees: dict[bytes, float] = {}
+        self.early_frees: dict[tuple[bytes, str], float] = {}  # (object, owner)
         self._timer_set = False
 
     # --- room -------------------------------------------------------------------------------------
@@ -228,19 +228,18 @@ class Store(Part):
             self._set_pool(sender, self.pools[sender] - event.size_bytes)
         entry = self.entries.get(event.oid)
         if entry is None:
-            entry = Entry(event.oid, event.size_bytes, event.owner)
-            self.entries[event.oid] = entry
-            self.by_owner.setdefault(event.owner, {})[event.oid] = None
+            entry = self.entries[event.oid] = Entry(event.oid, event.size_bytes, {})
+            self._add_owner(entry, event.owner)
         elif not self._sealed_again(entry, event, sender):
             return
         entry.writer = sender
         self._now_in_memory(entry, event.size_bytes, now)
-        if self.early_frees and now - self.early_frees.pop(event.oid, NEVER_S) < EARLY_FREE_S:
-            self._free(entry)
+        if self.early_frees and now - self.early_frees.pop((event.oid, event.owner), NEVER_S) < EARLY_FREE_S:
+            self._free_for(entry, event.owner)
 
     def _sealed_again(self, entry: Entry, event: ObjectSealed, sender: str) -> bool:
         """An object that is known was made here once more; False when nothing else is to be done about it now."""
-        self._set_owner(entry, event.owner)
+        self._add_owner(entry, event.owner)
         entry.doomed = False  # it was lost and is wanted again
         if entry.place == "memory":
             change = event.size_bytes - entry.size_bytes
@@ -266,7 +265,7 @@ class Store(Part):
     def _wanted(self, event: ObjectWanted, now: float, sender: str) -> None:
         entry = self.entries.get(event.oid)
         if entry is not None and entry.doomed:
-            self.desk.out.send(sender, ObjectMissing(event.oid, event.nodes, "the object was freed"))
+            entry.late.append((event, sender))  # other nodes may have it: looked at when this copy is gone
             return
         if entry is None:
             nodes = [node for node in event.nodes if node != self.desk.me and node not in self.desk.dead_nodes]
@@ -274,8 +273,8 @@ class Store(Part):
                 reason = "no living node has it" if self.desk.dead_nodes else "it is not in the store"
                 self.desk.out.send(sender, ObjectMissing(event.oid, event.nodes, reason))
                 return
-            entry = self.entries[event.oid] = Entry(event.oid, event.size_bytes, event.owner, running="pull")
-            self.by_owner.setdefault(event.owner, {})[event.oid] = None
+            entry = self.entries[event.oid] = Entry(event.oid, event.size_bytes, {}, running="pull")
+            self._add_owner(entry, event.owner)
             entry.nodes = dict.fromkeys(nodes)
             self.pulls.append(entry)
             entry.waiters[sender] = None
@@ -385,8 +384,9 @@ class Store(Part):
             return
         self.desk.counters["bytes_moved"] += entry.size_bytes
         self._pull_ended()
-        if entry.owner and not entry.doomed:
-            self.desk.out.send(entry.owner, CopyAdded(entry.oid, self.desk.me))
+        if not entry.doomed:
+            for owner in entry.owners:
+                self.desk.out.send(owner, CopyAdded(entry.oid, self.desk.me))
         self._arrived(entry, now)
 
     def _arrived(self, entry: Entry, now: float) -> None:
@@ -423,8 +423,9 @@ class Store(Part):
         self.used_bytes -= entry.size_bytes
         self.progress_s = now
         self._tell_missing(entry, (self.desk.me,), event.reason)
-        if entry.owner and not entry.doomed:
-            self.desk.out.send(entry.owner, CopiesLost(entry.oid, (self.desk.me,)))
+        if not entry.doomed:
+            for owner in entry.owners:
+                self.desk.out.send(owner, CopiesLost(entry.oid, (self.desk.me,)))
         self._forget(entry)
 
     # --- objects go -------------------------------------------------------------------------------
@@ -435,11 +436,20 @@ class Store(Part):
         for oid in event.oids:
             entry = self.entries.get(oid)
             if entry is not None:
-                self._free(entry)
-            else:
-                self.early_frees[oid] = now
+                self._free_for(entry, sender)
+            elif not event.present:
+                self.early_frees[oid, sender] = now
                 if len(self.early_frees) > EARLY_FREES_MAX:
                     del self.early_frees[next(iter(self.early_frees))]
+
+    def _free_for(self, entry: Entry, owner: str) -> None:
+        """One owner needs it no more; the writer of what nobody was told of may say so too."""
+        if owner not in entry.owners and (owner != entry.writer or len(entry.owners) > 1):
+            return
+        if owner in entry.owners and len(entry.owners) > 1:
+            self._drop_owner(entry, owner)
+        else:
+            self._free(entry)
 
     def _free(self, entry: Entry) -> None:
         if entry.running and entry.ordered:
@@ -485,11 +495,10 @@ class Store(Part):
 
     def _forget(self, entry: Entry) -> None:
         del self.entries[entry.oid]
-        owned = self.by_owner.get(entry.owner)
-        if owned is not None:
-            owned.pop(entry.oid, None)
-            if not owned:
-                del self.by_owner[entry.owner]
+        for owner in list(entry.owners):
+            self._drop_owner(entry, owner)
+        for event, sender in entry.late:
+            self._wanted(event, entry.wanted_s, sender)
 
     @on(SegmentKept)
     def _kept(self, event: SegmentKept, now: float, sender: str) -> None:
@@ -516,32 +525,35 @@ class Store(Part):
 
     # --- owners and processes ---------------------------------------------------------------------
 
-    def _set_owner(self, entry: Entry, owner: str) -> None:
-        if entry.owner == owner:
-            return
-        owned = self.by_owner[entry.owner]
+    def _add_owner(self, entry: Entry, owner: str) -> None:
+        entry.owners[owner] = None
+        self.by_owner.setdefault(owner, {})[entry.oid] = None
+
+    def _drop_owner(self, entry: Entry, owner: str) -> None:
+        del entry.owners[owner]
+        owned = self.by_owner[owner]
         del owned[entry.oid]
         if not owned:
-            del self.by_owner[entry.owner]
-        entry.owner = owner
-        self.by_owner.setdefault(owner, {})[entry.oid] = None
+            del self.by_owner[owner]
 
     @on(ObjectAdopted)
     def _adopted(self, event: ObjectAdopted, now: float, sender: str) -> None:
         entry = self.entries.get(event.oid)
         if entry is not None:
-            self._set_owner(entry, event.owner)
+            self._add_owner(entry, event.owner)
 
     def owner_ended(self, owner: str) -> None:
         """What an owner left and nobody adopted goes."""
         for oid in list(self.by_owner.get(owner, ())):
-            self._free(self.entries[oid])
+            self._free_for(self.entries[oid], owner)
 
     def writer_died(self, writer: str) -> None:
         """A worker is dead: owners may not have heard of results that it sealed last."""
         for entry in self.entries.values():
-            if entry.writer == writer and entry.owner != writer and not entry.doomed:
-                self.desk.out.send(entry.owner, CopyAdded(entry.oid, self.desk.me, True))
+            if entry.writer == writer and not entry.doomed:
+                for owner in entry.owners:
+                    if owner != writer:
+                        self.desk.out.send(owner, CopyAdded(entry.oid, self.desk.me, True))
 
     def process_gone(self, address: str, now: float) -> None:
         """A process is dead: it writes, keeps, frees and waits for nothing any more."""
@@ -556,6 +568,8 @@ class Store(Part):
                 self.desk.out.add(RemoveObject(key[1], False))
         for entry in list(self.entries.values()):
             entry.waiters.pop(address, None)
+            if entry.late:
+                entry.late = [pair for pair in entry.late if pair[1] != address]
         self.progress_s = now
 
     def clear(self) -> None:

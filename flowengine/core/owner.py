@@ -43,17 +43,11 @@ class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
             return
         self.counters["tasks_submitted"] += 1
         self.functions.use(spec.function, event.blob)
-        task = Task(spec, (spec.shape, spec.placement), [], [], [], submitted_at=self.now)
+        task = Task(spec, (spec.shape, spec.placement), (), (), (), submitted_at=self.now)
         if spec.num_returns < 0:
             task.stream = Stream()
         else:
-            for index in range(spec.num_returns):
-                oid = object_id(spec.id, index)
-                if oid in self.objects:
-                    obj = self.made_again(self.objects[oid], task)
-                else:
-                    obj = self.objects[oid] = Obj(oid, task=task, local=1)
-                task.results.append(obj)
+            task.results = [self.result_of(task, index) for index in range(spec.num_returns)]
         self.tasks[spec.id] = task
         if spec.deps or spec.nested or spec.args_object is not None:
             self.pin_all(task)
@@ -64,14 +58,19 @@ class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
             return
         self.look_at_inputs(task)
 
+    def result_of(self, task: Task, index: int) -> Obj:
+        oid = object_id(task.spec.id, index)
+        known = self.objects.get(oid)
+        if known is not None:
+            return self.made_again(known, task)
+        obj = self.objects[oid] = Obj(oid, task=task, local=1)
+        return obj
+
     def pin_all(self, task: Task) -> None:
         spec = task.spec
-        for ref in spec.deps:
-            task.inputs.append(self.known(ref))
-        if spec.args_object is not None:
-            task.inputs.append(self.known(spec.args_object))
-        for ref in spec.nested:
-            task.nested.append(self.known(ref))
+        whole = (spec.args_object,) if spec.args_object is not None else ()
+        task.inputs = [self.known(ref) for ref in (*spec.deps, *whole)]
+        task.nested = [self.known(ref) for ref in spec.nested]
         for obj in task.inputs:
             obj.pins += 1
         for obj in task.nested:
@@ -135,6 +134,9 @@ class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
         task.step(Step.ENDED_WELL)
         if task.stream is not None:
             self.stream_ended(task, event.stream_items)
+            self.settle(task)
+            self.want([obj for obj in task.stream.items.values() if obj.value is None and self.is_awaited(obj)])
+            return
         else:
             for obj, value in zip(task.results, event.values, strict=False):
                 if task.rebuilds and obj.value is None and self.objects.get(obj.oid) is obj:
@@ -280,6 +282,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
         if obj.value is not None and not self.replaces(obj, value):
             return
         obj.value = value
+        obj.gone_bytes = -1
         if obj.strays is not None:
             self.drop_strays(obj)
         if type(value) is m.Inline:
@@ -407,10 +410,11 @@ class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
             self.end_later(task, m.Failed(task.why_unwanted, "cancelled"))
             return
         task.wanted = False
+        task.forced = task.forced or force
         lease = task.lease
         assert lease is not None
-        if force:
-            self.send(lease.node, m.KillWorker(lease.id, task.spec.id, "cancelled by force"))
+        if force and next(iter(lease.inflight)) == task.spec.id:
+            self.kill_forced(lease)
         else:
             self.send(lease.worker, m.CancelTask(task.spec.id, task.attempt, recursive))
 
@@ -462,6 +466,10 @@ class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
         stream = task.stream
         assert stream is not None
         stream.ended = True
+        for index, obj in list(stream.items.items()):
+            if obj.value is None and (stream.error is not None or index >= items):  # this run has not brought it
+                error = stream.error or self.lost_error(obj, f"{task.spec.name} ran again and did not yield it")
+                self.set_value(obj, error, "")
         if stream.dropped:
             for obj in list(stream.items.values()):
                 self.release(obj)
@@ -493,6 +501,9 @@ class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
                 self.release(obj)
             if task.state in (State.DONE, State.FAILED):
                 self.forget_stream(task)
+            elif any(obj.value is None for obj in stream.items.values()):  # it runs again for items that are needed
+                if task.state is State.SENT and task.lease is not None:
+                    self.send(task.lease.worker, m.StreamConsumed(task.spec.id, task.attempt, s.ALL_ITEMS))
             else:
                 self.cancel(task, False, True)
             return

@@ -184,6 +184,10 @@ class OwnerBase(ABC):
         """Send the task to the worker, and behind it what waits for it alone."""
 
     @abstractmethod
+    def kill_forced(self, lease: Lease) -> None:
+        """The lease's first task, if it was cancelled by force, is killed with its worker."""
+
+    @abstractmethod
     def ask(self, queue: Queue) -> None:
         """Tell nodes how many slots would be of use."""
 
@@ -220,6 +224,10 @@ class OwnerBase(ABC):
     @abstractmethod
     def set_fetch_error(self, obj: Obj, reason: str) -> None:
         """The local store can never hold the object."""
+
+    @abstractmethod
+    def is_awaited(self, obj: Obj) -> bool:
+        """Somebody here or a borrower waits for the object."""
 
     @abstractmethod
     def look_again(self, task: Task) -> None:

@@ -132,13 +132,16 @@ class LeaseRules(OwnerBase):
 
     def push_again(self, lease: Lease, task: Task, values: tuple[m.Value | m.Pending, ...]) -> m.PushTask:
         """A push that is not the first brings what earlier attempts left."""
-        stream_have = 0
-        if task.stream is not None and not task.rebuilds:
-            stream_have = task.stream.count
+        stream_have = stream_taken = 0
+        if task.stream is not None:
+            stream_have = 0 if task.rebuilds else task.stream.count
+            stream_taken = s.ALL_ITEMS if task.stream.dropped or task.rebuilds else task.stream.taken
         recorded = tuple([(kind, n, payload) for (kind, n), payload in task.recorded.items()]) if task.recorded else ()
         children = tuple(task.children.items()) if task.children else ()
         run = 1 + task.crashes + task.failures + task.rebuilds
-        return m.PushTask(task.spec, task.attempt, lease.id, values, run, stream_have, recorded, children)
+        return m.PushTask(
+            task.spec, task.attempt, lease.id, values, run, stream_have, recorded, children, stream_taken
+        )
 
     def takes_more(self, lease: Lease) -> bool:
         waiting = len(lease.inflight)
@@ -159,11 +162,19 @@ class LeaseRules(OwnerBase):
         inflight = lease.inflight
         inflight.pop(task.spec.id, None)
         lease.progress_at = self.now
+        if inflight:
+            self.kill_forced(lease)
         if run_us >= 0:
             self.learn(task.spec.function, run_us)
         lease.load_us = lease.load_us - task.load_us if inflight else 0
         if not lease.open or not inflight or lease.queue.count:
             self.reopen(lease)
+
+    def kill_forced(self, lease: Lease) -> None:
+        """A task that was cancelled by force is killed with its worker, not before what was ahead of it has ended."""
+        first = next(iter(lease.inflight.values()))
+        if first.forced:
+            self.send(lease.node, m.KillWorker(lease.id, first.spec.id, "cancelled by force"))
 
     def learn(self, function: bytes, run_us: int) -> None:
         cost = self.costs.get(function)

@@ -134,8 +134,12 @@ class RecoveryRules(OwnerBase):
         """The head says who is there."""
         for node in event.dead:
             self.lose(node, "the head declared it dead", may_return=True)
-        for entry in event.nodes:
-            self.dead.pop(entry.address, None)  # it begins a new life
+        back = [entry.address for entry in event.nodes if entry.address in self.dead]  # they begin a new life
+        for node in back:
+            del self.dead[node]
+        for queue in list(self.queues.values()) if back else ():
+            if queue.count:
+                self.ask(queue)
 
     def copies_died(self, node: str) -> None:
         """A store is gone: every copy that was there, in one go."""
@@ -160,6 +164,8 @@ class RecoveryRules(OwnerBase):
             self.wake_fetchers(obj)
             return False
         obj.value = None
+        if not obj.owner and not value.contained:
+            obj.gone_bytes = value.size_bytes
         if obj.owner:
             obj.watched = False
             self.send(obj.owner, m.CopiesLost(obj.oid, nodes))
@@ -181,6 +187,10 @@ class RecoveryRules(OwnerBase):
     def copies_lost_told(self, event: m.CopiesLost, sender: str) -> None:
         """A borrower found copies gone."""
         obj = self.objects.get(event.oid)
+        if obj is not None and not obj.owner:
+            for node in event.nodes:
+                if node != sender:
+                    self.send(node, m.ObjectFreed((event.oid,), True))  # a copy that cannot be had is no copy
         if obj is not None:
             self.copies_lost(obj, event.nodes)
 
@@ -190,12 +200,14 @@ class RecoveryRules(OwnerBase):
         for obj in lost:
             if obj.owner:
                 self.owner_died(obj)
-            elif obj.task is not None:
+            elif obj.task is not None and obj.task.state is not State.FAILED:
                 makers.append(obj.task)
             elif obj.durable:
                 self.out.append(c.RestoreDurable(obj.oid))
             elif obj.value is None:
                 why = "it was put and its only copies are gone; flow.put(..., durable=True) survives this"
+                if obj.task is not None:
+                    why = f"its copies are gone, and its task {obj.task.spec.name} ended with an error"
                 self.set_value(obj, self.lost_error(obj, why), "")
         for task in closure(makers, self.lost_inputs, lambda task: task.spec.id):
             if task.state is State.DONE:
@@ -344,7 +356,9 @@ class RecoveryRules(OwnerBase):
                     self.return_lease(lease)
         if self.left_children and not self.parents:
             for oid, value in self.left_children.items():
-                self.discard(value, [oid])
+                for node in value.nodes if type(value) is m.Stored else ():
+                    self.send(node, m.ObjectAdopted(oid, self.me))
+                self.refuse(oid, value)
             self.left_children = {}
 
     # --- a parent that runs again in this process -------------------------------------------------
@@ -367,7 +381,8 @@ class RecoveryRules(OwnerBase):
         for index, old in enumerate(task.results):
             obj = self.objects.get(old.oid)
             if obj is None:
-                task.results[index] = self.objects[old.oid] = Obj(old.oid, task=task, local=1)
+                obj = self.objects[old.oid] = Obj(old.oid, task=task, local=1)
+                task.results = [*task.results[:index], obj, *task.results[index + 1 :]]
             else:
                 obj.local += 1
         return True

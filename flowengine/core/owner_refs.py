@@ -318,7 +318,7 @@ class RefRules(OwnerBase):
                 elif not obj.watched:
                     obj.watched = True
                     self.send(obj.owner, m.WatchObject(obj.oid))
-            elif obj.task is None or obj.task.state is State.DONE:
+            elif obj.task is None or obj.task.state in (State.DONE, State.FAILED):
                 lost.append(obj)
         if lost:
             self.rebuild(lost)
@@ -358,11 +358,13 @@ class RefRules(OwnerBase):
         if type(value) is m.Stored and not (event.left and value.contained):
             if event.node not in self.dead:
                 obj.value = m.Stored(value.size_bytes, (*value.nodes, event.node), value.contained)
-        elif event.left and value is None:
+        elif value is None and not event.left and obj.gone_bytes >= 0 and event.node not in self.dead:
+            self.set_value(obj, m.Stored(obj.gone_bytes, (event.node,)), "")  # the news came after that of the loss
+        elif value is None:
             if obj.strays is None:
                 obj.strays = {}
             obj.strays[event.node] = None  # its TaskDone may be on the way, or never come
-        elif event.left:
+        else:
             self.send(event.node, m.ObjectFreed((event.oid,)))
 
     def drop_strays(self, obj: Obj) -> None:

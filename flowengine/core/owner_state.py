@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -49,7 +50,9 @@ LIFE: dict[tuple[State, Step], State] = {
 }
 
 
-class Obj(msgspec.Struct):
+# Objects and tasks refer to each other, yet the cyclic collector does not see them: there may be a million at once, and
+# each of its passes would walk them all. Owner.erase and let_go_owned cut the references when a record goes.
+class Obj(msgspec.Struct, gc=False):
     """One object as its owner, or a borrower of it, knows it."""
 
     oid: bytes
@@ -63,6 +66,7 @@ class Obj(msgspec.Struct):
     lineage: int = 0  # tasks that would need it to run again
     introduced: int = 0  # borrowed: how often the owner was told that we hold it
     elsewhere: dict[str, int] | None = None  # the same for other processes that own the object in another life
+    gone_bytes: int = -1  # size of a stored value without references that has lost all copies that we knew of
     strays: dict[str, None] | None = None  # nodes with a copy of an attempt that may not have been heard of
     watched: bool = False  # borrowed: the owner was asked for the value
     durable: bool = False
@@ -87,14 +91,14 @@ class Waiter(msgspec.Struct):
     objects: list[Obj]
 
 
-class Task(msgspec.Struct):
+class Task(msgspec.Struct, gc=False):
     """One task that this process owns. What is wanted and what runs are two fields, joined by the attempt number."""
 
     spec: TaskSpec
     key: QueueKey
-    results: list[Obj]
-    inputs: list[Obj]  # dependencies in the order of spec.deps, then args_object
-    nested: list[Obj]
+    results: Sequence[Obj]
+    inputs: Sequence[Obj]  # dependencies in the order of spec.deps, then args_object
+    nested: Sequence[Obj]
     state: State = State.WAITING
     attempt: int = 0  # number of the newest attempt
     missing: int = 0
@@ -102,6 +106,7 @@ class Task(msgspec.Struct):
     pinned: bool = True  # inputs and nested are pinned for a run
     lineage: bool = False  # inputs are held for a re-run
     wanted: bool = True
+    forced: bool = False  # cancelled by force: its worker is killed if it runs there
     why_unwanted: bytes = b""  # the packed error that the results get when the attempt has ended
     crashes: int = 0
     failures: int = 0
@@ -134,6 +139,9 @@ class Stream(msgspec.Struct):
     taken: int = 0
     dropped: bool = False  # the reader is gone
     waiters: list[tuple[Waiter, int]] = []
+
+
+ALL_ITEMS = 1 << 40  # taken: nobody reads the stream, and its maker need not wait
 
 
 class Lease(msgspec.Struct):

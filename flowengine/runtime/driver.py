@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures
 import logging
 import sys
 import threading
@@ -41,6 +42,7 @@ class DriverSession(Session):
         self.settings = settings
         self.connection = connection
         self.launched = launched
+        self.seeking = False  # a node of this host, for the one that was lost
         secret = connection.secret_bytes if connection is not None else settings.secret
         super().__init__(settings.config, secret, connection.tls if connection is not None else None, settings.host)
         if launched is not None:
@@ -75,9 +77,9 @@ class DriverSession(Session):
         began_s = time.monotonic()
         while True:
             nodes = self.nodes_of(connection)
-            found = node_on(local_addresses(), nodes)
+            found = nodes_on(local_addresses(), nodes)
             if found:
-                return found
+                return found[0]
             patience_s = START_TIMEOUT_S
             if nodes and not is_session_here(COMING_NODE + connection.session):
                 patience_s = LOCAL_NODE_PATIENCE_S
@@ -112,28 +114,39 @@ class DriverSession(Session):
     def on_lost(self, peer: str, reason: str) -> None:
         """In a cluster nobody tells us when this host's node was started again."""
         super().on_lost(peer, reason)
-        if peer == self.node and self.launched is None and not self.closed:
+        if peer == self.node and self.launched is None and not self.closed and not self.seeking:
+            self.seeking = True
             threading.Thread(target=self._find_node, name="flowengine-find-node", daemon=True).start()
 
     def _find_node(self) -> None:
         """Join the node that this host has now."""
-        assert self.connection is not None
-        while not self.closed:
+        while not self.closed and self.seeking:
             time.sleep(ASK_AGAIN_S)
-            try:
-                asyncio.run_coroutine_threadsafe(self._reach_head(self.connection), self.loop).result()
-                found = node_on(local_addresses(), self.nodes_of(self.connection))
-                if found:
-                    asyncio.run_coroutine_threadsafe(self._reach_node(found), self.loop).result()
-                    self._move(found)
-                    return
-            except (FlowError, OSError, TimeoutError) as error:
-                log.debug("no node on this host yet: %s", error)
+            self._try_to_move()
 
-    async def _reach_node(self, node: str) -> None:
+    def _try_to_move(self) -> None:
+        assert self.connection is not None
+        try:
+            asyncio.run_coroutine_threadsafe(self._reach_head(self.connection), self.loop).result()
+            for found in nodes_on(local_addresses(), self.nodes_of(self.connection)):
+                if asyncio.run_coroutine_threadsafe(self._is_reached(found), self.loop).result():
+                    self._move(found)
+                    self.seeking = False
+                    return
+        except (FlowError, OSError, TimeoutError) as error:
+            log.debug("no node on this host yet: %s", error)
+        except (RuntimeError, concurrent.futures.CancelledError):
+            self.seeking = False  # the loop has ended, and so does this program
+
+    async def _is_reached(self, node: str) -> bool:
+        """Whether the node lives: the head may not have missed it yet."""
         self.endpoint.forgive(node)
-        async with asyncio.timeout(self.config.connect_timeout_s):
-            await self.endpoint.connect(node)
+        try:
+            async with asyncio.timeout(self.config.connect_timeout_s):
+                await self.endpoint.connect(node)
+        except (OSError, TimeoutError):
+            return False
+        return True
 
     def _move(self, node: str) -> None:
         """Use another node of this host; what the last one had is gone."""
@@ -145,7 +158,7 @@ class DriverSession(Session):
         self.enter(welcome)
         self.values.durable_url = f"file://{self.settings.state_dir}/durable"
         self.step(s.NodeMoved(node, welcome.node_id))
-        old.node_moved()
+        old.give_up("the node of this host was started again meanwhile")
 
     def shutdown(self) -> None:
         """End the engine; harmless when it has ended."""
@@ -162,9 +175,9 @@ class DriverSession(Session):
             self.launched.end()
 
 
-def node_on(addresses: set[str], nodes: list[dict[str, Any]]) -> str:
-    """The address of a node on this host that has something to offer ("": none); those of drivers have nothing."""
-    return next((str(entry["address"]) for entry in nodes if entry["host"] in addresses and entry["total"]), "")
+def nodes_on(addresses: set[str], nodes: list[dict[str, Any]]) -> list[str]:
+    """Addresses of the nodes on this host that have something to offer; those of drivers have nothing."""
+    return [str(entry["address"]) for entry in nodes if entry["host"] in addresses and entry["total"]]
 
 
 def local_addresses() -> set[str]:

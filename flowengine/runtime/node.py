@@ -22,7 +22,7 @@ from flowengine.core.commands import (
     StartWorker,
     StopWorker,
 )
-from flowengine.core.messages import Answered, Asked, ChaosOrdered, Goodbye, Joined, LogLines, Message
+from flowengine.core.messages import Answered, Asked, ChaosOrdered, Goodbye, Joined, KillWorker, LogLines, Message
 from flowengine.core.node import Node
 from flowengine.core.node_desk import NodeSettings
 from flowengine.objects import segments as store_files
@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 LOGS_TOPIC = "logs"  # asked by a driver before it ends: answered when all that was printed was forwarded
 SHELL_TOPICS = frozenset((LOGS_TOPIC, "running", "threads", process.END_TOPIC))
+FORCE_LOOK_S = 0.02  # a task that is to be killed may be about to begin: its worker is looked at so often ...
+FORCE_LOOKS_MAX = 25  # ... and so many times
 HARMS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "thaw": signal.SIGCONT}
 
 
@@ -63,6 +65,7 @@ class NodeShell:
         self.peers: dict[str, None] = {}  # who has said something
         self.workers: Workers | None = None
         self.drive: Drive | None = None
+        self.machine: Node | None = None
         self.folder = ""
         self.head_told: asyncio.Future[str]
         self.ended: asyncio.Event
@@ -111,6 +114,7 @@ class NodeShell:
             store_folder=self.folder, store_limit_bytes=settings.store_limit_bytes, session=settings.session,
             head=self.head), self.config)
         machine.desk.journal.wall_offset_s = process.wall_offset_s()
+        self.machine = machine
         drive = self.drive = Drive(machine)
         drive.attach(self.endpoint, loop)
         template = WorkerSettings(
@@ -188,8 +192,23 @@ class NodeShell:
             return False
         if isinstance(message, Asked):
             return self._answered(peer, message)
+        if isinstance(message, KillWorker):
+            self._kill_if_running(peer, message, FORCE_LOOKS_MAX)
+            return True
         assert isinstance(message, ChaosOrdered)
         return self._harm(peer, message)
+
+    def _kill_if_running(self, peer: str, order: KillWorker, looks: int) -> None:
+        """Tell the machine to kill a worker while it runs the task; one that has ended is nobody's harm any more."""
+        if self.drive is None or self.workers is None or self.machine is None:
+            return
+        lease = self.machine.leases.leases.get(order.lease)
+        if lease is None or lease.owner != peer or not looks:
+            return
+        if self.workers.stopped_in(lease.worker.worker_id, order.task):
+            self.drive.step(order, peer)
+        else:  # it is about to begin, or the next has begun
+            asyncio.get_running_loop().call_later(FORCE_LOOK_S, self._kill_if_running, peer, order, looks - 1)
 
     def _answered(self, peer: str, question: Asked) -> bool:
         """Answer what the machine cannot know."""
@@ -250,7 +269,7 @@ class NodeShell:
         self.endpoint.send(to, message, True)
 
 
-SHELL_KINDS = frozenset((Joined, Asked, ChaosOrdered))
+SHELL_KINDS = frozenset((Joined, Asked, ChaosOrdered, KillWorker))
 
 
 def main(settings: NodeProcessSettings, end: socket.socket) -> int:

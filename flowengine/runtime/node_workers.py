@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +28,9 @@ ATTEMPT_BYTES = 4
 NAME_BYTES = 64
 RUNNING_BYTES = TASK_ID_BYTES + ATTEMPT_BYTES + NAME_BYTES  # id, attempt, name of what runs (for people)
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-STOPPED_STATES = "Tt"
+STOPPED_STATES = "TtZ"
+STOP_LOOK_S = 0.0002  # until a stop signal has come through
+STOP_LOOKS_MAX = 50
 
 Step = Callable[[Message], None]
 Say = Callable[..., None]  # (word for the launcher, descriptors that go with it)
@@ -125,6 +129,23 @@ class Workers:
     def stop(self, command: StopWorker) -> None:
         """Have the launcher signal a worker: it alone knows that the process id is still that worker's."""
         self._say(SignalWorker(command.worker_id, command.signal))
+
+    def stopped_in(self, worker_id: str, task: bytes) -> bool:
+        """Have the worker stand still if it is in this task; else it goes on, perhaps with the next one."""
+        process = self._processes.get(worker_id)
+        if process is None or not process.pid or process.running()[0] != task:
+            return False
+        with contextlib.suppress(OSError):
+            os.kill(process.pid, signal.SIGSTOP)
+            stat = Path(f"/proc/{process.pid}/stat")
+            for _ in range(STOP_LOOKS_MAX):
+                if stat.read_text().rpartition(")")[2].split()[0] in STOPPED_STATES:
+                    break
+                time.sleep(STOP_LOOK_S)
+            if process.running()[0] == task:
+                return True
+            os.kill(process.pid, signal.SIGCONT)
+        return False
 
     def check(self, command: CheckWorker) -> None:
         """See whether the process stands still; one that is gone is told by its reaping."""

@@ -217,24 +217,27 @@ class Session:
     def block(self, number: int, lock: Any, deadline: float | None) -> bool:
         """Wait for the lock; False when the time is over. An interrupt comes through and the wait is forgotten."""
         self.drive.flush_lazily()
+        context = self.context
         try:
             if lock.acquire(timeout=0.0002):
                 return True
-            self.going_to_block()
             try:
-                if deadline is None:
-                    return bool(lock.acquire())
-                return bool(lock.acquire(timeout=max(0.0, deadline - time.monotonic())))
+                self.going_to_block(context)
+                if deadline is not None:
+                    return bool(lock.acquire(timeout=max(0.0, deadline - time.monotonic())))
+                lock.acquire()
+                self.check_open()
+                return True
             finally:
-                self.blocked_no_more()
+                self.blocked_no_more(context)
         finally:
             if self.waits.pop(number, None) is not None:
                 self.step(s.WaiterGone(number))
 
-    def going_to_block(self) -> None:
-        """A worker gives its slot back while its task waits."""
+    def going_to_block(self, context: Context) -> None:
+        """A worker gives its slot back while its task waits, in whatever thread."""
 
-    def blocked_no_more(self) -> None:
+    def blocked_no_more(self, context: Context) -> None:
         """The wait is over."""
 
     def _resolve(self, command: c.Resolve) -> None:
@@ -387,12 +390,19 @@ class Session:
             else:
                 future.set_result(value)
 
+        context = self.context
+
         def soon() -> None:
+            if blocked:
+                self.blocked_no_more(context)
             if self.is_inline(ref.oid):
                 fulfil()
             else:
                 ready()
 
+        blocked = self.owner.value_of(ref.oid) is None
+        if blocked:
+            self.going_to_block(context)  # an event loop may wait for this future
         number = next(self.waiter_ids)
         self.waits[number] = soon
         self.step(s.ReadyAsked(number, (ref.oid,), 1))
@@ -500,6 +510,8 @@ class Session:
             Current.session = None
         for wake in list(self.waits.values()):
             wake()
+        if self.session_name:
+            self.values.give_up("the session has ended")
         if not self.thread.is_alive():
             self.loop.close()
             return  # the start has failed before anything ran here

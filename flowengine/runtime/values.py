@@ -32,6 +32,7 @@ class Values:
         self.segments = segments
         self.requests = itertools.count(1)
         self.asked: dict[int, Future[m.SpaceGiven]] = {}
+        self.not_awaited: dict[int, int] = {}  # requests whose thread was interrupted: what they get is given back
         self.durable_url = ""
 
     # --- out --------------------------------------------------------------------------------------
@@ -112,6 +113,11 @@ class Values:
                 session._drop()  # what is not needed any more makes room first
             session.endpoint.send(session.node, m.SpaceAsked(number, nbytes))
             given = future.result()
+        except BaseException:
+            self.not_awaited[number] = nbytes
+            if future.done():
+                self.space_given(future.result())
+            raise
         finally:
             self.asked.pop(number, None)
         if not given.granted:
@@ -119,18 +125,20 @@ class Values:
 
     def space_given(self, message: m.SpaceGiven) -> None:
         """The node's answer."""
-        future = self.asked.get(message.request)
-        if future is None:
+        nbytes = self.not_awaited.pop(message.request, None)
+        if nbytes is not None:
             if message.granted:
-                return
-        elif not future.done():
+                self.session.endpoint.send(self.session.node, m.SpaceReturned(nbytes))
+            return
+        future = self.asked.get(message.request)
+        if future is not None and not future.done():
             future.set_result(message)
 
-    def node_moved(self) -> None:
-        """The node that was asked is gone: its answers will not come."""
+    def give_up(self, reason: str) -> None:
+        """The node that was asked, or this session, is gone: no answers will come."""
         for future in list(self.asked.values()):
             if not future.done():
-                future.set_result(m.SpaceGiven(0, False, "StoreFull", "the node of this host was restarted meanwhile"))
+                future.set_result(m.SpaceGiven(0, False, "StoreFull", reason))
 
     def store_error(self, reason: str) -> FlowError:
         """The error of a node's reason text, which begins with its kind."""

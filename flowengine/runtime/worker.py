@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import itertools
 import mmap
 import os
@@ -79,7 +78,7 @@ class WorkerSession(Session):
         self.blobs: dict[bytes, bytes] = {}
         self.functions: dict[bytes, tuple[Callable[..., Any], list[ObjectRef]]] = {}
         self.in_user_code = False
-        self.stop_kind = ""
+        self.stop_order: c.Interrupt | None = None  # the interrupt that has not been raised yet
         self.stream_taken = 0
         self.stream_moved: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.arms = Arms(os.path.join(settings.store_folder, "chaos"))
@@ -134,27 +133,34 @@ class WorkerSession(Session):
 
     def interrupt(self, command: c.Interrupt) -> None:
         """Have the main thread raise, if it still runs that attempt."""
-        context = self.context
-        if context.task == command.task:
-            self.stop_kind = command.kind
-            signal.pthread_kill(self.main_thread or 0, INTERRUPT_SIGNAL)
-            self.stream_moved.put(-1)
+        self.stop_order = command
+        signal.pthread_kill(self.main_thread or 0, INTERRUPT_SIGNAL)
+        self.stream_moved.put(-1)
 
     def on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        """The signal, in the main thread."""
-        if not self.stop_kind or not self.in_user_code:
+        """The signal, in the main thread; outside of user code it waits until that is entered."""
+        stop, push = self.stop_order, self.context.push
+        if stop is None or push is None or not self.in_user_code:
             return
-        name = f"task {self.context.name} {short(self.context.task)}"
+        if (stop.task, stop.attempt) != (push.spec.id, push.attempt):
+            return
+        name = f"task {push.spec.name} {short(stop.task)}"
         error: FlowError
-        if self.stop_kind == "timeout":
+        if stop.kind == "timeout":
             error = TaskTimeout(f"{name} ran longer than its time limit")
         else:
             error = TaskCancelled(f"{name} was cancelled while it ran")
+        self.stop_order = None
         if self.masked:
             self.pending_signal = error
         else:
-            self.stop_kind = ""
             raise error
+
+    def enter_user_code(self) -> None:
+        """From here on an interrupt is raised at once; one that came before is raised now."""
+        self.in_user_code = True
+        if self.stop_order is not None:
+            self.on_interrupt(INTERRUPT_SIGNAL, None)
 
     def cancel_children(self, command: c.CancelChildren) -> None:
         """What the running task submitted is not wanted."""
@@ -168,15 +174,15 @@ class WorkerSession(Session):
         """Results whose owner is gone."""
         self.endpoint.send(self.node, m.ObjectFreed(command.oids))
 
-    def going_to_block(self) -> None:
+    def going_to_block(self, context: Context) -> None:
         """The task waits: its slot is free for others (its children, perhaps)."""
-        if self.in_user_code and self.main_thread == _thread.get_ident():
-            self.step(TaskBlocked(True))
+        if context.push is not None:
+            self.step(TaskBlocked(True, context.task, context.push.attempt))
 
-    def blocked_no_more(self) -> None:
+    def blocked_no_more(self, context: Context) -> None:
         """It goes on."""
-        if self.in_user_code and self.main_thread == _thread.get_ident():
-            self.step(TaskBlocked(False))
+        if context.push is not None:
+            self.step(TaskBlocked(False, context.task, context.push.attempt))
 
     def submit(self, spec: m.TaskSpec, blob: bytes | None) -> None:
         """A new task of the running one, which is a parent from now on."""
@@ -255,7 +261,6 @@ class Run:
             context.recorded[kind, number] = payload
         session.context = context
         session.owner.depth = spec.depth + 1
-        session.stop_kind = ""
         self.began_us = time.monotonic_ns() // 1000
         try:
             if push.children:
@@ -266,14 +271,13 @@ class Run:
         finally:
             session.in_user_code = False
             session.pending_signal = None
-            session.stop_kind = ""
 
     def run(self) -> tuple[m.Value, ...]:
         session, spec = self.session, self.spec
         session.at_point("task.before_run")
         function = session.function(spec.function)
-        session.in_user_code = True
         try:
+            session.enter_user_code()
             args, kwargs = self.arguments()
             result = function(*args, **kwargs)
             if spec.num_returns < 0:
@@ -310,21 +314,36 @@ class Run:
         if spec.num_returns == 0:
             return ()
         results = as_results(result, spec.num_returns, spec.name)
-        return tuple([self.pack_one(index, value) for index, value in enumerate(results)])
+        packed = [codec.pack(value) for value in results]
+        made: list[m.Value] = []
+        try:
+            for index, one in enumerate(packed):
+                made.append(self.session.values.keep(object_id(spec.id, index), one, self.caller))
+        except BaseException:
+            # All results come or none: nobody will hear of those that were kept.
+            stored = [object_id(spec.id, index) for index, value in enumerate(made) if isinstance(value, m.Stored)]
+            self.session.endpoint.send(self.session.node, m.ObjectFreed(tuple(stored)))
+            raise
+        for value in made:
+            self.export(value)
+        return tuple(made)
 
     def pack_one(self, index: int, value: Any) -> m.Value:
-        session = self.session
-        made = session.values.keep(object_id(self.spec.id, index), codec.pack(value), self.caller)
-        if not isinstance(made, m.Failed) and made.contained:
-            session.step(s.Exported(made.contained, self.caller))
+        made = self.session.values.keep(object_id(self.spec.id, index), codec.pack(value), self.caller)
+        self.export(made)
         return made
+
+    def export(self, made: m.Value) -> None:
+        """The caller becomes a borrower of what the value refers to."""
+        if made.contained:
+            self.session.step(s.Exported(made.contained, self.caller))
 
     def stream(self, made: Any) -> tuple[m.Value, ...]:
         """Send what the generator yields; wait when the reader is far behind."""
         session, spec, push = self.session, self.spec, self.push
         if not isinstance(made, Iterator):
             made = iter(made)
-        taken = push.stream_have
+        taken = push.stream_taken
         moved = session.stream_moved
         while not moved.empty():
             moved.get()
@@ -340,7 +359,7 @@ class Run:
             session.in_user_code = False
             item = m.StreamItem(spec.id, push.attempt, index, self.pack_one(index, value))
             session.step(ItemMade(item))
-            session.in_user_code = True
+            session.enter_user_code()
             while not moved.empty():
                 taken = max(taken, moved.get())
             while index + 1 - taken >= session.config.stream_items_max:
