@@ -17,7 +17,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     # What travels inside messages.
     inline_bytes_max: int = 64 * KIB            # results up to it live with the owner, larger ones in the store
-    frame_bytes_max: int = 4 * MIB              # one batch on a link
     link_unacked_bytes_max: int = 64 * MIB      # per link; senders wait beyond it
 
     # Who is dead. A closed socket is certain; these are for silence.
@@ -41,8 +40,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     function_bytes_max: int = 64 * MIB          # pickled functions that no live task names, kept by an owner
 
     # Trying again.
-    retry_delay_s: float = 0.05                 # before the second attempt; doubles with each
-    retry_delay_s_max: float = 5.0
     restart_delay_s: float = 0.1                # of a worker that died while it started; doubles with each
     restart_delay_s_max: float = 5.0
     rebuilds_max: int = 1_000                   # of one task, for results that were lost
@@ -50,8 +47,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     # The store.
     store_fraction: float = 0.3                 # of the host's memory, where object_store_bytes is not given
     pool_fraction: float = 0.25                 # of the store kept as warm free segments
-    spill_start_fraction: float = 0.9           # spilling begins above it ...
-    spill_stop_fraction: float = 0.8            # ... and ends below it
     spill_chunk_bytes: int = 1 * MIB
     spill_parallel_max: int = 4                 # objects written to disk at once
     spill_limit_bytes: int = 0                  # on disk per node; 0: until the disk is full
@@ -63,16 +58,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     transfer_timeout_s: float = 15.0            # without a byte; then another source is tried
 
     # Recovery.
-    failures_max: int = 1                       # at once, that the stash must survive
     stash_bytes_max: int = 16 * MIB             # then it is flushed without waiting
-    stash_flush_s: float = 0.05
-    lineage_bytes_max: int = 1 * GIB            # per owner
 
     # Seeing.
     log_lines_kept: int = 20                    # per worker, for the account of its death
     log_line_chars_max: int = 4_096
     story_lines_max: int = 10_000
-    wait_notice_s: float = 10.0                 # a wait that takes longer says what it waits for
 
     def __post_init__(self) -> None:
         for name, (low, high) in BOUNDS.items():
@@ -86,7 +77,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 BOUNDS: dict[str, tuple[float, float]] = {
     "inline_bytes_max": (0, 16 * MIB),
-    "frame_bytes_max": (4 * KIB, GIB),
     "link_unacked_bytes_max": (4 * KIB, 64 * GIB),
     "heartbeat_s": (0.01, 60),
     "suspect_after_s": (0.04, 3_600),
@@ -104,15 +94,11 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "seek_interval_s": (0.01, 60),
     "starve_s": (0.01, 3_600),
     "function_bytes_max": (0, 64 * GIB),
-    "retry_delay_s": (0, 3_600),
-    "retry_delay_s_max": (0, 3_600),
     "restart_delay_s": (0, 3_600),
     "restart_delay_s_max": (0, 3_600),
     "rebuilds_max": (0, 1_000_000_000),
     "store_fraction": (0.001, 0.95),
     "pool_fraction": (0, 0.9),
-    "spill_start_fraction": (0.01, 1),
-    "spill_stop_fraction": (0, 1),
     "spill_chunk_bytes": (4 * KIB, GIB),
     "spill_parallel_max": (1, 1_024),
     "spill_limit_bytes": (0, 1 << 60),
@@ -120,25 +106,17 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "chunk_bytes": (4 * KIB, GIB),
     "pull_parallel_max": (1, 1_024),
     "transfer_timeout_s": (0.1, 3_600),
-    "failures_max": (1, 16),
     "stash_bytes_max": (KIB, 64 * GIB),
-    "stash_flush_s": (0, 60),
-    "lineage_bytes_max": (MIB, 1_024 * GIB),
     "log_lines_kept": (0, 10_000),
     "log_line_chars_max": (80, MIB),
     "story_lines_max": (1, 100_000_000),
-    "wait_notice_s": (0.1, 86_400),
 }
 
 # (smaller, factor, larger, why): larger >= factor * smaller.
 RELATIONS: tuple[tuple[str, int, str, str], ...] = (
     ("heartbeat_s", 4, "suspect_after_s", "fewer missed heartbeats happen on a busy machine"),
     ("suspect_after_s", 1, "link_lost_after_s", "a link is given up after its peer was suspected, not before"),
-    ("inline_bytes_max", 1, "frame_bytes_max", "an inlined result must fit into one frame"),
-    ("frame_bytes_max", 1, "link_unacked_bytes_max", "a link must be able to hold one frame"),
-    ("retry_delay_s", 1, "retry_delay_s_max", "the delay grows"),
     ("restart_delay_s", 1, "restart_delay_s_max", "the delay grows"),
-    ("spill_stop_fraction", 1, "spill_start_fraction", "spilling ends below where it begins"),
 )
 
 WHOLE = {field.name: isinstance(field.default, int) for field in msgspec.structs.fields(Config)}

@@ -308,6 +308,9 @@ class Standin(Exception):
         return self.shown
 
 
+NOT_TAKEN_ON = (Standin, StopIteration, StopAsyncIteration)     # the last two are no errors to loops and futures
+
+
 class Link(msgspec.Struct, frozen=True):
     """One exception of a chain; `cause` and `context` are places in the chain, -1 for none."""
 
@@ -404,18 +407,13 @@ def _typed_task_error(cause: BaseException) -> TaskError:
     """An error of both types, built without any code of the user; raises when that cannot be done."""
     seen = _layers(cause)[-1]
     native: Any = type(seen)
-    if not issubclass(native, Exception) or native is Standin or issubclass(TaskError, native) or _ends_loops(native):
+    if not issubclass(native, Exception) or issubclass(native, NOT_TAKEN_ON) or issubclass(TaskError, native):
         return TaskError(f"{_type_name(seen)}: {_safe(str, seen)}")
     error = _bare(_task_error_type(native), seen.args)
     if not isinstance(error, TaskError):
         raise TypeError(f"{native.__name__} cannot be combined with TaskError")
     _fill(error, seen.args, _state(seen))
     return error
-
-
-def _ends_loops(native: type[BaseException]) -> bool:
-    """Whether raising it means something else than an error to loops, generators and futures of the reader."""
-    return issubclass(native, (StopIteration, StopAsyncIteration))
 
 
 def _layers(error: BaseException) -> list[BaseException]:
@@ -533,10 +531,18 @@ def _ways(error: BaseException) -> Iterator[tuple[Callable[[], bytes], bool]]:
         return
     if _pickles_itself(type(error)):
         yield lambda: _dumps(error), True
-    yield lambda: _dumps((type(error), error.args, _state(error))), False
+    yield lambda: _dumps((type(error), _args(error), _state(error))), False
     # The type is worth more than an attribute that cannot travel (a lock, a socket): that one goes in words.
     yield lambda: _dumps((type(error), tuple(_portable(arg) for arg in error.args),
                           {name: _portable(value) for name, value in _state(error).items()})), False
+
+
+def _args(error: BaseException) -> tuple[object, ...]:
+    """Its args; each member of a group in the way that works for it."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error.args
+    standins = ((_blob(one), Standin(_type_name(one), _safe(str, one), _safe(repr, one), {})) for one in error.exceptions)
+    return error.message, [blob or _dumps(standin) for blob, standin in standins]
 
 
 def _pickles_itself(kind: type[BaseException]) -> bool:
@@ -564,6 +570,8 @@ def _load(blob: bytes) -> BaseException:
     if isinstance(loaded, BaseException):
         return loaded
     kind, args, state = loaded
+    if issubclass(kind, BaseExceptionGroup):
+        args = args[0], [_load(member) for member in args[1]]
     error = _bare(kind, args)
     _fill(error, args, state)
     return error

@@ -20,6 +20,10 @@ class Arms:
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
         self.points: dict[str, list[list[Any]]] = {}
+        self.read()
+
+    def read(self) -> None:
+        """Arm what is armed by now."""
         if self.folder.is_dir():
             for file in sorted(self.folder.glob("*.arm")):
                 self.add(json.loads(file.read_text()))

@@ -130,7 +130,7 @@ def at(point: str, action: str, of: Any = None, nth: int = 1) -> None:
     folder = Path(session.values.segments.folder) / "chaos"
     folder.mkdir(mode=0o700, exist_ok=True)
     (folder / f"{arm[0]}.arm").write_text(json.dumps(arm))
-    waiting = [worker for info in session.ask(session.node, "nodes") for worker in info["workers"] if worker["address"]]
+    waiting = [worker for info in session.ask_node("nodes") for worker in info["workers"] if worker["address"]]
     for worker in waiting:
         session.ask(worker["address"], "arm", arm, scope="local")
 
@@ -173,6 +173,8 @@ def _kill_one(session: Session, chance: random.Random) -> None:
 
 
 def _lose_one(session: Session, chance: random.Random) -> None:
-    stored = [obj for obj in list(session.owner.objects.values()) if isinstance(obj.value, m.Stored) and obj.task]
+    # What a task has put is not made again while the worker that owns it lives.
+    known = list(session.owner.objects.values())
+    stored = [obj for obj in known if isinstance(obj.value, m.Stored) and obj.task and not obj.owner]
     if stored:
         session.step(s.LoseAsked(chance.choice(stored).oid))

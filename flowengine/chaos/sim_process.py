@@ -363,7 +363,7 @@ class Process(Peer):
 
     def made_ref(self, context: Context, oid: bytes) -> Ref:
         """A reference to something of ours."""
-        ref = Ref(oid, self.address, context.caller)
+        ref = Ref(oid, self.address, f"{context.caller} {context.task.hex()}" if context.caller else "")
         context.refs.append(ref)
         return ref
 

@@ -360,23 +360,27 @@ class ObjectReady(Message, frozen=True):
 
 
 class BorrowAdded(Message, frozen=True):
-    """This process holds references to the object; count introductions; confirm: answer with BorrowConfirmed.
-
-    heir: the owner is dead and the receiver may know the object; the answer tells whether the introductions count.
-    """
+    """This process holds references to the object; count introductions; confirm: answer with BorrowConfirmed."""
 
     oid: bytes
     borrower: str
     count: int = 1
     confirm: bool = False
-    heir: bool = False
 
 
 class BorrowConfirmed(Message, frozen=True):
-    """The owner knows the borrower; counted: introductions to an heir, 0 when it does not know the object."""
+    """The owner knows the borrower; counted: introductions by HeirAsked, 0 when it does not know the object."""
 
     oid: bytes
     counted: int = 0
+
+
+class HeirAsked(Message, frozen=True):
+    """The owner of the object is dead; the receiver owns its parent task. A BorrowAdded, if it knows one of the two."""
+
+    oid: bytes
+    owner: str
+    parent: bytes
 
 
 class BorrowDropped(Message, frozen=True):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Node", "NodeSettings", "Tick"]
 
 ORPHANS_MAX = 10_000
+GONE_MAX = 10_000
 ORPHANS_KEPT = 2  # times the time after which a link is given up: then everybody who could adopt has heard
 
 
@@ -160,6 +161,9 @@ class Node(Part):
             self.orphans[address] = (root, now + ORPHANS_KEPT * self.config.link_lost_after_s)
             if len(self.orphans) > ORPHANS_MAX:
                 del self.orphans[next(iter(self.orphans))]
+        self.desk.gone[address] = None
+        if len(self.desk.gone) > GONE_MAX:
+            del self.desk.gone[next(iter(self.desk.gone))]
         self.leases.owner_lost(address, now)
         self.store.process_gone(address, now)
         self.questions.process_gone(address)
@@ -201,6 +205,9 @@ class Node(Part):
 
     def _end_orphans(self, now: float) -> None:
         """What a dead owner left and nobody adopted in time goes."""
+        for owner in self.store.by_owner:
+            if owner in self.desk.gone and owner not in self.orphans:
+                self.orphans[owner] = ("", now + ORPHANS_KEPT * self.config.link_lost_after_s)
         for orphan in [orphan for orphan, (_, until_s) in self.orphans.items() if until_s <= now]:
             del self.orphans[orphan]
             if not self.desk.is_alive(orphan):

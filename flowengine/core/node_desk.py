@@ -93,6 +93,7 @@ class Desk:
         "counters",
         "dead_nodes",
         "epoch",
+        "gone",
         "head",
         "head_up",
         "journal",
@@ -116,6 +117,7 @@ class Desk:
         self.out = Outbox()
         self.journal = Journal(config.story_lines_max)
         self.counters: dict[str, int] = dict.fromkeys(COUNTERS, 0)
+        self.gone: dict[str, None] = {}  # processes that ended; what they said last may come later
         self.past: dict[str, int] = {}  # counters of workers that are dead
         self.workers: dict[str, Worker] = {}  # all processes of the pool, also dying ones
         self.by_address: dict[str, Worker] = {}  # those that listen and are not known to be dead
@@ -163,4 +165,5 @@ def account(worker: Worker, death: Death, settings: NodeSettings) -> Death:
         running_attempt=death.running_attempt,
         reason=worker.kill_reason or death.reason,
         log_lines=death.log_lines,
+        overdue=death.overdue,
     )

@@ -110,6 +110,8 @@ class Leases(Part):
 
     @on(LeaseDemand)
     def _demanded(self, event: LeaseDemand, now: float, sender: str) -> None:
+        if event.wanted_total and sender in self.desk.gone and not self.desk.is_alive(sender):
+            self.desk.gone.pop(sender)  # of another host, and only its link was lost; or its death will be told again
         key = (sender, event.shape, event.placement)
         demand = self.demands.get(key)
         if demand is None:

@@ -19,6 +19,7 @@ CLUSTER_ANSWER_S_MAX = 1.5
 LOCAL_ANSWER_S_MAX = 1.0  # shorter: another node waits for this one
 
 ASKS_PROCESSES = frozenset(("stats", "story", "stack", "spans"))
+STORE_BYTES = ("limit_bytes", "used_bytes", "granted_bytes", "pool_bytes", "disk_bytes")
 ASKS_HEAD = frozenset(("stats", "story"))
 
 
@@ -76,7 +77,8 @@ class Questions(Part):
         if event.topic == "story":
             return self.node.story(event.argument)
         if event.topic == "store":
-            return self.node.store.usage()
+            store = self.node.store
+            return {name: getattr(store, name) for name in STORE_BYTES}
         return {"stack": {}, "spans": []}.get(event.topic)
 
     @on(Answered)

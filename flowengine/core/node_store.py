@@ -77,6 +77,8 @@ class Store(Part):
     @on(SpaceAsked)
     def _asked(self, event: SpaceAsked, now: float, sender: str) -> None:
         size_bytes = event.size_bytes
+        if sender in self.desk.gone and not self.desk.is_alive(sender):
+            return
         if not self.asks and size_bytes <= self.limit_bytes - self.used_bytes - self.granted_bytes:
             self._grant(sender, event.request, size_bytes)
         else:
@@ -588,14 +590,4 @@ class Store(Part):
         return {
             "objects_stored": len(stored),
             "bytes_stored": sum(entry.size_bytes for entry in stored),
-        }
-
-    def usage(self) -> dict[str, int]:
-        """What the limit is used for, for people."""
-        return {
-            "limit_bytes": self.limit_bytes,
-            "used_bytes": self.used_bytes,
-            "granted_bytes": self.granted_bytes,
-            "pool_bytes": self.pool_bytes,
-            "disk_bytes": self.disk_bytes,
         }

@@ -1,7 +1,7 @@
 """The Owner machine: whoever submits a task owns it, keeps its lineage, and knows who holds its results.
 
-One door: handle(event, now, sender) -> commands. The rules are in four parts that share this state: tasks (here),
-references (owner_refs), slots (owner_leases) and what is done after a loss (owner_recovery).
+One door: handle(event, now, sender) -> commands. The rules are in parts that share this state: tasks (here), references
+(owner_refs), slots (owner_leases), what is done after a loss (owner_recovery) and when owners die (owner_heirs).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from . import commands as c
 from . import messages as m
 from . import owner_state as s
 from .ids import object_id, task_of
+from .owner_heirs import HeirRules
 from .owner_leases import LeaseRules
 from .owner_recovery import RecoveryRules
 from .owner_refs import RefRules
@@ -20,7 +21,7 @@ from .owner_state import Obj, State, Step, Stream, Task, Waiter
 from .owner_story import UNTOLD, StoryRules
 
 
-class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
+class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, StoryRules):
     """Decides; never waits, sends or reads a clock."""
 
     def handle(self, event: m.Message, now: float, sender: str = "") -> list[Any]:
@@ -129,8 +130,6 @@ class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
             return
         if event.recorded:
             task.recorded = {(kind, number): payload for kind, number, payload in event.recorded}
-        task.children = None
-        task.children_ours = False
         task.step(Step.ENDED_WELL)
         if task.stream is not None:
             self.stream_ended(task, event.stream_items)
@@ -142,6 +141,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
                 if task.rebuilds and obj.value is None and self.objects.get(obj.oid) is obj:
                     self.counters["objects_rebuilt"] += 1
                 self.set_value(obj, value, sender)
+        if task.wards:
+            self.ran_again(task, sender)
         self.settle(task)
 
     def ran(self, task: Task, began_us: int, run_us: int, outcome: str) -> None:
@@ -154,7 +155,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
 
     def settle(self, task: Task) -> None:
         """The task ended: inputs need not be kept as values; as lineage only if a result could be lost."""
-        if task.children is not None:
+        task.children = None
+        if task.claimed is not None:
             self.drop_children(task)
         keep = task.state is State.DONE and self.keeps_lineage(task)
         inputs, nested = task.inputs, task.nested
@@ -184,7 +186,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
             value = obj.value
             if type(value) is m.Stored or (type(value) is m.Inline and value.contained):
                 return True
-        return False
+        return task.wards > 0
 
     def forget_task(self, task: Task) -> None:
         """No result of the task will ever be made again from its lineage."""
@@ -215,8 +217,6 @@ class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
         if task is None:
             return
         self.ran(task, event.began_us, event.run_us, event.kind)
-        if event.run_us >= 0:
-            task.children_ours = False  # the attempt has taken them over
         self.left_lease(task, event.run_us if event.kind == "task" else -1)
         if event.held:
             self.holds(task, event.held, sender)
@@ -262,7 +262,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, StoryRules):
         if task.stream is not None:
             task.stream.error = error
             self.stream_ended(task, task.stream.count)
-        for obj in task.results:
+        for obj in (*task.results, *(self.wards_of(task) if task.wards else ())):
             self.set_value(obj, error, "")
         self.settle(task)
 
@@ -555,6 +555,7 @@ HANDLERS: dict[type[Any], Callable[[Owner, Any, str], None]] = {
     m.FreeObject: Owner.free_object,
     m.BorrowAdded: Owner.borrow_added,
     m.BorrowConfirmed: Owner.borrow_confirmed,
+    m.HeirAsked: Owner.heir_asked,
     m.BorrowDropped: Owner.borrow_dropped,
     m.WatchObject: Owner.watch_object,
     m.ObjectReady: Owner.object_ready,

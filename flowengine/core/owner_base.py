@@ -230,6 +230,30 @@ class OwnerBase(ABC):
         """Somebody here or a borrower waits for the object."""
 
     @abstractmethod
+    def ward(self, obj: Obj, task: Task) -> None:
+        """The task would bring the borrowed object again if its owner died."""
+
+    @abstractmethod
+    def unward(self, obj: Obj) -> Task | None:
+        """The object does not need its parent task any more; gives the task."""
+
+    @abstractmethod
+    def drop_unneeded(self, task: Task, stack: list[Obj]) -> None:
+        """Forget the task if it has ended, and neither a result nor what it would bring again is left."""
+
+    @abstractmethod
+    def add_borrower(self, obj: Obj, borrower: str, count: int) -> None:
+        """So many introductions more of this process."""
+
+    @abstractmethod
+    def begin_rebuild(self, task: Task) -> None:
+        """A task that is done has to run again."""
+
+    @abstractmethod
+    def take_children(self, task: Task) -> None:
+        """Results of children outlive the worker that owned them, until their parent has ended."""
+
+    @abstractmethod
     def look_again(self, task: Task) -> None:
         """The task has ended; if it was submitted again meanwhile it begins anew."""
 

@@ -280,6 +280,8 @@ class LeaseRules(OwnerBase):
             self.try_again(task)
         if lease is not None:
             self.balance(lease.queue)
+            if not lease.inflight and (lease.node, lease.id) in self.leases:
+                self.idle(lease)  # what blocks there is not ours
 
     def balance(self, queue: Queue) -> None:
         """After a taking back: idle workers come first in the rotation."""

@@ -1,20 +1,18 @@
-"""The Owner's rules after a loss: of a worker, a node, copies, an owner; and what nested owners stash for their heirs.
+"""The Owner's rules after a loss: of a worker, a node, copies.
 
 Crash retries, exception retries and rebuilds are counted apart. A push that did not begin costs nothing.
-A worker that owns tasks sends what its parent task would need to take the same way again (its choices and its
-children's results) to the parent's owner, who hands it to the next attempt: after Lineage Stash (SOSP'19).
 """
 
 from __future__ import annotations
 
-from ..errors import ObjectLost, TaskCancelled, WorkerCrashed, pack_error
+from ..errors import ObjectLost, TaskCancelled, TaskTimeout, WorkerCrashed, pack_error
 from ..recovery.lineage import closure
 from . import commands as c
 from . import messages as m
 from . import owner_state as s
 from .ids import short
 from .owner_base import OwnerBase
-from .owner_state import Obj, Parent, State, Step, Task
+from .owner_state import Obj, State, Step, Task
 
 DEAD_REMEMBERED_MAX = 10_000
 
@@ -53,6 +51,11 @@ class RecoveryRules(OwnerBase):
         """The worker died while it ran this task."""
         if not task.wanted:
             self.end_badly(task, m.Failed(task.why_unwanted, "cancelled"))
+            return
+        if death.overdue:
+            name = f"task {task.spec.name} {short(task.spec.id)}"
+            late = TaskTimeout(f"{name} ran longer than its limit of {task.spec.timeout_s:g} s and had to be killed")
+            self.end_badly(task, m.Failed(pack_error(late), "timeout"))
             return
         limit = task.spec.max_retries
         task.crashes += 1
@@ -291,213 +294,6 @@ class RecoveryRules(OwnerBase):
             self.counters["objects_rebuilt"] += 1
             self.set_value(obj, m.Stored(0, (event.node,)), "")
 
-    # --- dead owners ------------------------------------------------------------------------------
-
-    def owner_died(self, obj: Obj) -> None:
-        """The owner of a borrowed object is dead: adopt the value, have its parent task run again, or ask the heir."""
-        value = obj.value
-        if type(value) is m.Stored and all(node in self.dead for node in value.nodes):
-            obj.value = value = None
-        if value is not None:
-            self.adopt(obj)
-        elif obj.task is not None and obj.task.state is State.DONE:
-            obj.watched = False
-            if self.is_awaited(obj):
-                self.begin_rebuild(obj.task)
-        elif obj.task is not None and obj.task.state is not State.FAILED:
-            obj.watched = False  # the parent is under way again and will bring a new owner
-        elif obj.heir and obj.heir != self.me and obj.heir not in self.dead:
-            obj.owner, obj.heir = obj.heir, ""
-            obj.watched = False
-            if obj.introduced:
-                obj.introduced = 0
-                self.send(obj.owner, m.BorrowAdded(obj.oid, self.me, 1, True, True))
-            if self.is_awaited(obj):
-                self.want([obj])
-        else:
-            obj.owner = ""
-            obj.introduced = 0
-            self.set_value(obj, self.lost_error(obj, "the process that owned it died and left no value of it"), "")
-            self.leave_via(obj)
-
-    def adopt(self, obj: Obj) -> None:
-        """The object is ours now; without lineage, since its maker's is gone."""
-        self.unannounced.pop(obj.oid, None)
-        obj.owner = ""
-        obj.introduced = 0
-        obj.watched = False
-        obj.task = None
-        if type(obj.value) is m.Stored:
-            for node in obj.value.nodes:
-                self.send(node, m.ObjectAdopted(obj.oid, self.me))
-        self.leave_via(obj)
-        self.release(obj)
-
-    # --- nested owners: what the next attempt of a parent will need -------------------------------
-
-    def parent_began(self, event: s.ParentBegan, sender: str) -> None:
-        """User code of the task runs here: take over what an earlier attempt left."""
-        self.parents[event.task] = Parent(event.task, event.caller, event.attempt)
-        for oid, value in event.children:
-            self.left_children[oid] = value
-
-    def parent_ended(self, event: s.ParentEnded, sender: str) -> None:
-        """The task is over."""
-        parent = self.parents.pop(event.task, None)
-        if parent is None:
-            return
-        if event.cancel:
-            for task in self.children_of(event.task):
-                self.cancel(task, False, True)
-        if not self.parents:
-            # The next task here has other needs: a worker that holds slots while it runs something else blocks others.
-            for lease in list(self.leases.values()):
-                if not lease.inflight:
-                    self.return_lease(lease)
-        if self.left_children and not self.parents:
-            for oid, value in self.left_children.items():
-                for node in value.nodes if type(value) is m.Stored else ():
-                    self.send(node, m.ObjectAdopted(oid, self.me))
-                self.refuse(oid, value)
-            self.left_children = {}
-
-    # --- a parent that runs again in this process -------------------------------------------------
-
-    def submitted_again(self, task: Task, event: s.Submitted) -> bool:
-        """A parent that runs again here calls what it called before: the task goes on; False: it has to be made anew."""
-        stream = task.stream
-        if stream is not None:
-            if stream.dropped and task.state not in (State.DONE, State.FAILED):
-                task.again = event
-                return True
-            if not stream.dropped:
-                return True
-        if stream is not None or task.state is State.FAILED:
-            if task.lineage:
-                self.drop_lineage_of_inputs(task)
-            self.erase(task)
-            return False
-        task.wanted, task.why_unwanted = True, b""  # it may be about to be cancelled for the earlier run
-        for index, old in enumerate(task.results):
-            obj = self.objects.get(old.oid)
-            if obj is None:
-                obj = self.objects[old.oid] = Obj(old.oid, task=task, local=1)
-                task.results = [*task.results[:index], obj, *task.results[index + 1 :]]
-            else:
-                obj.local += 1
-        return True
-
-    def look_again(self, task: Task) -> None:
-        """A stream that was dropped has ended: if it was asked for again it begins anew, for those who wait already."""
-        event, stream = task.again, task.stream
-        if event is None or stream is None:
-            return
-        task.again = None
-        waiters = stream.waiters
-        if task.lineage:
-            self.drop_lineage_of_inputs(task)
-        self.erase(task)
-        self.submitted(event, "")
-        fresh = self.tasks[event.spec.id]
-        if fresh.stream is not None:
-            fresh.stream.waiters += waiters
-
-    def made_again(self, obj: Obj, task: Task) -> Obj:
-        """The result of a task that was forgotten, or that another process owned: it is ours, to be made if need be."""
-        obj.local += 1
-        obj.task = task
-        if obj.owner:
-            if obj.introduced:
-                self.send(obj.owner, m.BorrowDropped(obj.oid, obj.introduced))
-            if obj.owner not in self.dead:
-                obj.value = None  # the copies are that owner's
-            elif type(obj.value) is m.Stored:
-                for node in obj.value.nodes:
-                    self.send(node, m.ObjectAdopted(obj.oid, self.me))
-            obj.owner, obj.introduced, obj.watched = "", 0, False
-            self.unannounced.pop(obj.oid, None)
-            self.leave_via(obj)
-        if type(obj.value) is m.Failed:
-            obj.value = None
-        return obj
-
-    def end_at_once(self, task: Task) -> None:
-        """All results are there."""
-        task.state = State.SENT
-        task.attempt = 1
-        self.counters["tasks_submitted"] -= 1
-        task.step(Step.ENDED_WELL)
-        self.settle(task)
-
-    def take_children(self, task: Task) -> None:
-        """Results of children outlive the worker that owned them, until the next attempt takes them over."""
-        task.children_ours = True
-        for oid, value in (task.children or {}).items():
-            if type(value) is m.Stored:
-                for node in value.nodes:
-                    self.send(node, m.ObjectAdopted(oid, self.me))
-
-    def drop_children(self, task: Task) -> None:
-        """There will be no next attempt."""
-        if task.children_ours:
-            for oid, value in (task.children or {}).items():
-                self.refuse(oid, value)
-        task.children = None
-        task.children_ours = False
-
-    def adopt_child(self, task: Task) -> bool:
-        """An earlier attempt of the parent had these results already."""
-        values = [self.left_children.pop(obj.oid, None) for obj in task.results]
-        if not values or any(value is None for value in values):
-            return False
-        task.state = State.SENT
-        task.attempt = 1
-        self.counters["tasks_submitted"] -= 1
-        task.step(Step.ENDED_WELL)
-        for obj, value in zip(task.results, values, strict=True):
-            assert value is not None
-            if type(value) is m.Stored:
-                for node in value.nodes:
-                    self.send(node, m.ObjectAdopted(obj.oid, self.me))
-            self.set_value(obj, value, "")
-        self.settle(task)
-        return True
-
-    def noted(self, event: s.Noted, sender: str) -> None:
-        """The running task made a choice: its owner learns it soon, in case that we die."""
-        parent = self.parents.get(event.task)
-        if parent is not None:
-            note = (event.kind, event.number, event.payload)
-            self.counters["stash_entries_forwarded"] += 1
-            self.send(parent.caller, m.StashAdded(event.task, parent.attempt, (note,)))
-
-    def stash_child(self, obj: Obj, value: m.Value) -> None:
-        """A child's result: the parent's owner holds it until the parent has ended."""
-        task = obj.task
-        if task is None or type(value) is m.Failed or task.stream is not None:
-            return
-        parent = self.parents.get(task.spec.parent)
-        if parent is None or value.contained:
-            return
-        size = len(value.blob) if type(value) is m.Inline else 64
-        if parent.stashed_bytes + size > self.config.stash_bytes_max:
-            return
-        parent.stashed_bytes += size
-        self.counters["stash_entries_forwarded"] += 1
-        self.send(parent.caller, m.StashAdded(parent.task, parent.attempt, (), ((obj.oid, value),)), True)
-
-    def stash_added(self, event: m.StashAdded, sender: str) -> None:
-        """What a running task of ours would need to take the same way again."""
-        task = self.current(event.task, event.attempt)
-        if task is None:
-            return
-        if event.recorded:
-            task.recorded = {**(task.recorded or {}), **{(k, n): payload for k, n, payload in event.recorded}}
-        if event.children:
-            if task.children is None:
-                task.children = {}
-            task.children.update(event.children)
-
     # --- the node of this host --------------------------------------------------------------------
 
     def node_moved(self, event: s.NodeMoved, sender: str) -> None:
@@ -511,7 +307,3 @@ class RecoveryRules(OwnerBase):
                 self.ask(queue)
         for obj in list(self.objects.values()):
             self.wake_fetchers(obj)  # what the old node was asked for is asked of the new one
-
-    def children_of(self, task: bytes) -> list[Task]:
-        """Tasks that the running task submitted."""
-        return [child for child in self.tasks.values() if child.spec.parent == task]

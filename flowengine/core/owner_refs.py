@@ -84,6 +84,9 @@ class RefRules(OwnerBase):
         if obj.lineage > 0:
             return
         del self.objects[obj.oid]
+        task = self.unward(obj)
+        if task is not None:
+            self.drop_unneeded(task, stack)
         self.unannounced.pop(obj.oid, None)
         if obj.introduced:
             self.send(obj.owner, m.BorrowDropped(obj.oid, obj.introduced))
@@ -120,6 +123,13 @@ class RefRules(OwnerBase):
             return
         if task.stream is not None:
             task.stream.items.pop(int.from_bytes(obj.oid[-4:], "big"), None)
+        self.drop_unneeded(task, stack)
+
+    def drop_unneeded(self, task: Task, stack: list[Obj]) -> None:
+        """Forget the task if it has ended, and neither a result nor what it would bring again is left."""
+        if task.wards or task.state not in (State.DONE, State.FAILED):
+            return
+        if task.stream is not None:
             if task.stream.dropped and task.stream.ended and not task.stream.items:
                 self.drop_lineage(task, stack)
         elif not any(other.task is task for other in task.results):
@@ -189,13 +199,14 @@ class RefRules(OwnerBase):
         if outer.owner:
             return  # its owner holds them
         for ref in refs:
+            is_new = ref.oid not in self.objects  # what we knew before may be an input of the task that made this
             obj = self.known(ref)
             obj.pins += 1
             if sender and ref.owner != self.me:
                 self.introduced_by_maker(obj, ref)
             if obj.owner and sender:
-                if obj.task is None:
-                    obj.task = outer.task
+                if outer.task is not None and is_new:
+                    self.ward(obj, outer.task)
                 if not obj.watched and obj.value is None:
                     self.want([obj])
 
@@ -271,7 +282,7 @@ class RefRules(OwnerBase):
                 self.send(event.borrower, m.Ping(0))  # only a link tells of its death
             self.add_borrower(obj, event.borrower, event.count)
         if event.confirm:
-            self.send(sender, m.BorrowConfirmed(event.oid, event.count if event.heir and obj is not None else 0))
+            self.send(sender, m.BorrowConfirmed(event.oid))
 
     def borrow_dropped(self, event: m.BorrowDropped, sender: str) -> None:
         """A borrower holds no reference any more."""

@@ -25,7 +25,7 @@ class RefTo(Record, frozen=True):
 
     oid: bytes
     owner: str
-    heir: str = ""
+    heir: str = ""  # address of the parent task's owner, a space, and the parent task in hex; empty: none
 
 
 class Inline(Message, frozen=True):
@@ -90,3 +90,4 @@ class Death(Record, frozen=True):
     running_attempt: int = 0
     reason: str = ""
     log_lines: tuple[str, ...] = ()
+    overdue: bool = False  # the time limit of what it ran was over, with all patience

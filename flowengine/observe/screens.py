@@ -23,7 +23,9 @@ WIDTH_MIN = 100  # of a table that does not go to a terminal
 class NodeView:
     """A node as the head lists it, and what it says itself (None: no answer)."""
 
-    def __init__(self, listed: Mapping[str, Any], own: Mapping[str, Any] | None, store: Mapping[str, int] | None) -> None:
+    def __init__(
+        self, listed: Mapping[str, Any], own: Mapping[str, Any] | None, store: Mapping[str, int] | None
+    ) -> None:
         self.listed = listed
         self.own = own
         self.store = store

@@ -19,6 +19,7 @@ class Context:
         self.name = name
         self.attempt = attempt
         self.caller = caller
+        self.heir = f"{caller} {task.hex()}" if caller else ""  # see RefTo
         self.depth = depth
         self.children = itertools.count()
         self.choices: dict[str, itertools.count[int]] = {}
@@ -37,7 +38,7 @@ class Questions:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self.open: dict[int, concurrent.futures.Future[Any]] = {}
+        self.open: dict[int, tuple[str, concurrent.futures.Future[Any]]] = {}
         self.numbers = itertools.count(1)
 
     def next(self) -> int:
@@ -47,7 +48,7 @@ class Questions:
     def ask(self, question: m.Asked, to: str, timeout_s: float) -> Any:
         """Send it and wait for the answer; raises FlowError when none comes in time."""
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self.open[question.request] = future
+        self.open[question.request] = to, future
         self.endpoint.send(to, question)
         try:
             return future.result(timeout_s)
@@ -58,6 +59,12 @@ class Questions:
 
     def answered(self, message: m.Answered) -> None:
         """An answer came; too late is harmless."""
-        future = self.open.get(message.request)
+        _, future = self.open.get(message.request, ("", None))
         if future is not None and not future.done():
             future.set_result(message.content)
+
+    def lost(self, peer: str, reason: str) -> None:
+        """Who is gone does not answer."""
+        for to, future in list(self.open.values()):
+            if to == peer and not future.done():
+                future.set_exception(FlowError(f"{peer} is gone: {reason}"))

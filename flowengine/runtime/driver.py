@@ -9,7 +9,8 @@ import logging
 import sys
 import threading
 import time
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import psutil
 
@@ -25,10 +26,13 @@ from flowengine.runtime.session import Session
 from flowengine.runtime.settings import LauncherReady
 from flowengine.runtime.visitor import reach
 
+T = TypeVar("T")
+
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 30.0
 ASK_AGAIN_S = 0.2
+LOGS_PATIENCE_S = 1.0  # at the end, for lines on their way
 LOCAL_NODE_PATIENCE_S = 1.0  # before a node is started on a host where none seems to be
 COMING_NODE = "node-of-"  # `flow node` leaves a folder for a session of this name while it runs
 
@@ -43,6 +47,8 @@ class DriverSession(Session):
         self.connection = connection
         self.launched = launched
         self.seeking = False  # a node of this host, for the one that was lost
+        self.seeker: threading.Thread | None = None
+        self.under_way: concurrent.futures.Future[Any] | None = None
         secret = connection.secret_bytes if connection is not None else settings.secret
         super().__init__(settings.config, secret, connection.tls if connection is not None else None, settings.host)
         if launched is not None:
@@ -116,7 +122,8 @@ class DriverSession(Session):
         super().on_lost(peer, reason)
         if peer == self.node and self.launched is None and not self.closed and not self.seeking:
             self.seeking = True
-            threading.Thread(target=self._find_node, name="flowengine-find-node", daemon=True).start()
+            self.seeker = threading.Thread(target=self._find_node, name="flowengine-find-node", daemon=True)
+            self.seeker.start()
 
     def _find_node(self) -> None:
         """Join the node that this host has now."""
@@ -127,9 +134,9 @@ class DriverSession(Session):
     def _try_to_move(self) -> None:
         assert self.connection is not None
         try:
-            asyncio.run_coroutine_threadsafe(self._reach_head(self.connection), self.loop).result()
+            self._on_loop(self._reach_head(self.connection))
             for found in nodes_on(local_addresses(), self.nodes_of(self.connection)):
-                if asyncio.run_coroutine_threadsafe(self._is_reached(found), self.loop).result():
+                if self._on_loop(self._is_reached(found)):
                     self._move(found)
                     self.seeking = False
                     return
@@ -137,6 +144,16 @@ class DriverSession(Session):
             log.debug("no node on this host yet: %s", error)
         except (RuntimeError, concurrent.futures.CancelledError):
             self.seeking = False  # the loop has ended, and so does this program
+
+    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        """Have the loop do it; shutdown() ends the wait."""
+        try:
+            under_way = asyncio.run_coroutine_threadsafe(work, self.loop)
+        except RuntimeError:
+            work.close()
+            raise
+        self.under_way = under_way
+        return under_way.result()
 
     async def _is_reached(self, node: str) -> bool:
         """Whether the node lives: the head may not have missed it yet."""
@@ -166,13 +183,41 @@ class DriverSession(Session):
             return
         atexit.unregister(self.shutdown)
         self.unguard_interrupts()
-        try:
-            self.ask(self.node, "logs", scope="local", timeout_s=1.0)
-        except FlowError:
-            log.debug("the node did not answer before the end")
+        self._drain_logs()
+        self._stop_seeking()
         self.close()
         if self.launched is not None:
             self.launched.end()
+
+    def _stop_seeking(self) -> None:
+        if self.seeking and self.seeker is not None:
+            self.seeking = False
+            if self.under_way is not None:
+                self.under_way.cancel()
+            self.seeker.join(timeout=LOGS_PATIENCE_S)
+
+    def ask(self, to: str, topic: str, argument: Any = None, scope: str = "cluster", timeout_s: float = 5.0) -> Any:
+        """As every session; a question to this host's node goes to its next one when it is lost meanwhile."""
+        end_s = time.monotonic() + timeout_s
+        mine = to == self.node
+        while True:
+            try:
+                return super().ask(to, topic, argument, scope, max(0.0, end_s - time.monotonic()))
+            except FlowError:
+                if not mine or not self.seeking or time.monotonic() > end_s:
+                    raise
+            time.sleep(ASK_AGAIN_S)
+            to = self.node
+
+    def _drain_logs(self) -> None:
+        """Show what was printed until now."""
+        end_s = time.monotonic() + LOGS_PATIENCE_S
+        others = [entry.address for entry in self.nodes_seen if entry.address != self.node]
+        for node in [*others, self.node]:  # the last one passes on what came to workers of this host
+            try:
+                self.ask(node, "logs", scope="local", timeout_s=max(0.0, end_s - time.monotonic()))
+            except FlowError:
+                log.debug("node %s did not answer before the end", node)
 
 
 def nodes_on(addresses: set[str], nodes: list[dict[str, Any]]) -> list[str]:

@@ -109,12 +109,11 @@ class NodeShell:
 
     def _start_machine(self, loop: asyncio.AbstractEventLoop) -> None:
         settings, me = self.settings, self.endpoint.address
-        machine = Node(NodeSettings(
+        machine = self.machine = Node(NodeSettings(
             me=me, node_id=settings.node_id, host=settings.host, total=settings.total, num_workers=settings.num_workers,
             store_folder=self.folder, store_limit_bytes=settings.store_limit_bytes, session=settings.session,
             head=self.head), self.config)
         machine.desk.journal.wall_offset_s = process.wall_offset_s()
-        self.machine = machine
         drive = self.drive = Drive(machine)
         drive.attach(self.endpoint, loop)
         template = WorkerSettings(
@@ -181,7 +180,7 @@ class NodeShell:
             return  # nobody knows this address before the machine runs
         self.peers[peer] = None
         if any(type(message) in SHELL_KINDS for message in messages):
-            messages = [message for message in messages if not self._mine(peer, message)]
+            messages = [one for one in messages if type(one) not in SHELL_KINDS or not self._mine(peer, one)]
         self.drive.batch(peer, messages)
 
     def _mine(self, peer: str, message: Message) -> bool:
@@ -190,6 +189,9 @@ class NodeShell:
             if message.role == "driver":
                 self.drivers[peer] = message.pid
             return False
+        if isinstance(message, LogLines):
+            self._pass_on(peer, message)
+            return True
         if isinstance(message, Asked):
             return self._answered(peer, message)
         if isinstance(message, KillWorker):
@@ -218,13 +220,23 @@ class NodeShell:
         if question.topic == LOGS_TOPIC:
             self.workers.drain()
         elif question.topic == "running":
-            content = self.workers.running()
+            content = self._running(self.workers)
         elif question.topic == "threads":
             content = process.stacks()
         self._tell(peer, Answered(question.request, question.topic, content))
         if question.topic == process.END_TOPIC:
             self._say(EndAll())
         return True
+
+    def _running(self, workers: Workers) -> dict[str, tuple[int, str, int, str]]:
+        """What each worker runs: process id, task in hex ("" for none), attempt, name."""
+        places = self.machine.desk.workers if self.machine is not None else {}
+        found = {}
+        for worker_id, (pid, task, attempt, name) in workers.running().items():
+            place = places.get(worker_id)
+            busy = place is not None and place.lease  # else the note tells what it ran last
+            found[worker_id] = (pid, task, attempt, name) if busy else (pid, "", 0, "")
+        return found
 
     def _harm(self, peer: str, order: ChaosOrdered) -> bool:
         """Do harm on purpose: to a worker, to this node ("node" or its id), to the head, to all links of this node."""
@@ -260,16 +272,24 @@ class NodeShell:
     async def _open_stream(self, to: str, hello: dict[str, Any]) -> Any:
         return await self.endpoint.open_stream(to, hello)
 
-    def _forward(self, lines: LogLines) -> None:
-        if self.settings.log_to_driver:
-            for driver in self.drivers:
-                self._tell(driver, lines)
+    def _forward(self, worker_id: str, lines: LogLines) -> None:
+        """Lines of a worker go to whom it works for: a program, or a worker elsewhere that passes them on."""
+        if not self.settings.log_to_driver or self.machine is None:
+            return
+        worker = self.machine.desk.workers.get(worker_id)
+        for reader in [worker.root] if worker is not None and worker.root else self.drivers:
+            self._tell(reader, lines)
+
+    def _pass_on(self, peer: str, lines: LogLines) -> None:
+        worker = self.machine.desk.by_address.get(peer) if self.machine is not None else None
+        if worker is not None and worker.lease:  # what is late may have nobody to go to any more
+            self._forward(worker.worker_id, lines)
 
     def _tell(self, to: str, message: Message) -> None:
         self.endpoint.send(to, message, True)
 
 
-SHELL_KINDS = frozenset((Joined, Asked, ChaosOrdered, KillWorker))
+SHELL_KINDS = frozenset((Joined, Asked, ChaosOrdered, KillWorker, LogLines))
 
 
 def main(settings: NodeProcessSettings, end: socket.socket) -> int:

@@ -16,7 +16,7 @@ import msgspec
 
 from flowengine.core.commands import CheckWorker, StartWorker, StopWorker, WorkerChecked, WorkerEnded
 from flowengine.core.ids import TASK_ID_BYTES
-from flowengine.core.messages import Death, LogLines, Message
+from flowengine.core.messages import Death, LogLines, Message, WorkerStuck
 from flowengine.runtime.settings import ForkWorker, SignalWorker, WorkerForked, WorkerReaped, WorkerSettings
 
 if TYPE_CHECKING:
@@ -26,15 +26,18 @@ READ_BYTES = 65_536
 DRAIN_READS_MAX = 256  # a process that the worker has left behind may print without end
 ATTEMPT_BYTES = 4
 NAME_BYTES = 64
-RUNNING_BYTES = TASK_ID_BYTES + ATTEMPT_BYTES + NAME_BYTES  # id, attempt, name of what runs (for people)
+DEADLINE_AT = TASK_ID_BYTES + ATTEMPT_BYTES + NAME_BYTES  # after id, attempt and name of what runs
+DEADLINE_BYTES = 8
+RUNNING_BYTES = DEADLINE_AT + DEADLINE_BYTES  # when it has to be over at the latest: ms of the host's monotonic clock, 0: never
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 STOPPED_STATES = "TtZ"
+LOOPBACK = "127.0.0.1"
 STOP_LOOK_S = 0.0002  # until a stop signal has come through
 STOP_LOOKS_MAX = 50
 
 Step = Callable[[Message], None]
 Say = Callable[..., None]  # (word for the launcher, descriptors that go with it)
-Forward = Callable[[LogLines], None]
+Forward = Callable[[str, LogLines], None]  # (worker id, what it printed)
 
 
 class Lines:
@@ -91,8 +94,16 @@ class Process:
         task, rest = note[:TASK_ID_BYTES], note[TASK_ID_BYTES:]
         if not any(task):
             return b"", 0, ""
-        name = rest[ATTEMPT_BYTES:].rstrip(b"\0").decode("utf-8", "replace")
+        name = rest[ATTEMPT_BYTES : ATTEMPT_BYTES + NAME_BYTES].rstrip(b"\0").decode("utf-8", "replace")
         return task, int.from_bytes(rest[:ATTEMPT_BYTES], "big"), name
+
+
+    def overdue(self) -> bool:
+        """Whether the task that it runs should long be over."""
+        with contextlib.suppress(OSError):
+            deadline_ms = int.from_bytes(self.running_path.read_bytes()[DEADLINE_AT:], "big")
+            return 0 < deadline_ms <= time.monotonic() * 1000
+        return False
 
 
 class Workers:
@@ -153,6 +164,11 @@ class Workers:
             text = Path(f"/proc/{command.pid}/stat").read_text()
         except OSError:
             return
+        process = self._processes.get(command.worker_id)
+        if process is not None and process.overdue():
+            reason = "its task holds the interpreter and did not stop after its time limit"
+            self._step(WorkerStuck(command.worker_id, reason))
+            return
         state, *fields = text.rpartition(")")[2].split()
         cpu_s = (int(fields[10]) + int(fields[11])) / CLOCK_TICKS_PER_S
         self._step(WorkerChecked(command.worker_id, state in STOPPED_STATES, cpu_s))
@@ -174,17 +190,18 @@ class Workers:
             self._drain(process, lines)
             self._close(process, lines)
         task, attempt, _ = process.running()
+        overdue = process.overdue()
         with contextlib.suppress(OSError):
             process.running_path.unlink()
         death = Death(word.worker_id, self.template.host, word.pid, word.exit_code, task, attempt,
-                      "" if word.pid else "it could not be forked", tuple(process.kept))
+                      "" if word.pid else "it could not be forked", tuple(process.kept), overdue)
         self._step(WorkerEnded(death))
         return death
 
     # --- what they print --------------------------------------------------------------------------
 
     def running(self) -> dict[str, tuple[int, str, int, str]]:
-        """What each worker runs: process id, task in hex ("" for none), attempt, name."""
+        """What each worker runs, or ran last: process id, task in hex ("" for none), attempt, name."""
         found = {}
         for worker_id, process in self._processes.items():
             task, attempt, name = process.running()
@@ -235,4 +252,6 @@ class Workers:
             return
         process.kept.extend(text)
         name = process.running()[2] or "worker"
-        self._forward(LogLines(f"{name} pid={process.pid}", lines.stream, tuple(text)))
+        where = "" if self.template.host == LOOPBACK else f" on {self.template.host}"
+        source = f"{name} pid={process.pid}{where}"
+        self._forward(process.worker_id, LogLines(source, lines.stream, tuple(text)))

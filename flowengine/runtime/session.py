@@ -29,7 +29,7 @@ from flowengine.core import messages as m
 from flowengine.core import owner_state as s
 from flowengine.core.ids import TASK_ID_BYTES, child_id, object_id, short
 from flowengine.core.owner import Owner
-from flowengine.errors import GetTimeout, ObjectLost, StaleSession, unpack_error
+from flowengine.errors import GetTimeout, StaleSession, unpack_error
 from flowengine.objects import codec
 from flowengine.objects.segments import Segments
 from flowengine.observe.timeline import spans
@@ -38,7 +38,7 @@ from flowengine.runtime import process
 from flowengine.runtime.context import Context, Questions
 from flowengine.runtime.drive import Drive
 from flowengine.runtime.settings import Tls
-from flowengine.runtime.values import Values
+from flowengine.runtime.values import Unbroken, Values
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class Session:
         self.waiter_ids = itertools.count(1)
         self.node = ""
         self.node_id = ""
+        self.node_moved = threading.Event()
         self.session_name = ""
         self.head = ""
         self.nodes_seen: tuple[m.NodeEntry, ...] = ()
@@ -194,13 +195,14 @@ class Session:
             if rest:
                 self.drive.batch(peer, rest)
                 rest = []
-            handler(self, peer, message)
+            getattr(self, handler)(peer, message)
         if rest:
             self.drive.batch(peer, rest)
 
     def on_lost(self, peer: str, reason: str) -> None:
         """A peer is gone for good; if it was only cut off, it comes back under its own address."""
         self.endpoint.forgive(peer)
+        self.questions.lost(peer, reason)
         if self.node:  # else there are no machines yet
             self.drive.lost(peer, reason)
 
@@ -282,7 +284,7 @@ class Session:
 
     def heir(self) -> str:
         """Who is asked about what we own when we are dead: the owner of the task that runs here."""
-        return self.context.caller
+        return self.context.heir
 
     def new_child(self) -> bytes:
         """The name of the next child of the running task."""
@@ -304,9 +306,11 @@ class Session:
         oid = object_id(self.new_child(), 0)
         if durable:
             self.values.write_durable(oid, packed)
-        value = self.values.keep(oid, packed, self.address)
-        self.step(s.ValuePut(oid, value, durable))
-        return ObjectRef(self, oid, self.address, self.heir())
+        with Unbroken(self):  # an interrupt in between would leave a value to which nothing refers
+            value = self.values.keep(oid, packed, self.address)
+            ref = ObjectRef(self, oid, self.address, self.heir())
+            self.step(s.ValuePut(oid, value, durable))
+        return ref
 
     def choose_ready(
         self, oids: Sequence[bytes], count: int, limit_s: float | None, every: bool = False
@@ -448,6 +452,19 @@ class Session:
             self._drop()
         return self.questions.ask(m.Asked(self.questions.next(), topic, argument, scope), to, timeout_s)
 
+    def ask_node(self, topic: str) -> Any:
+        """Ask this host's node; asked again when it was started anew meanwhile."""
+        end = time.monotonic() + self.config.connect_timeout_s
+        while True:
+            node = self.node
+            try:
+                return self.ask(node, topic)
+            except FlowError:
+                while self.node == node and not self.closed and time.monotonic() < end:
+                    self.node_moved.wait(0.05)
+                if self.node == node:
+                    raise
+
     def answer(self, peer: str, question: m.Asked) -> None:
         """A question from another process."""
         topic = question.topic
@@ -556,6 +573,8 @@ class Session:
         """Lines of a worker."""
         if self.log_sink is not None:
             self.log_sink(message)
+        elif self.role == "worker":
+            self.endpoint.send(self.node, message)  # it knows for whom this process works
 
     def nodes_changed(self, peer: str, message: m.NodesChanged) -> None:
         """Who is there."""
@@ -576,21 +595,17 @@ class Session:
         """The peer ends on purpose; its link will tell."""
 
 
-def lost_value(oid: bytes) -> ObjectLost:
-    """The error of a value that nobody knows."""
-    return ObjectLost(f"object {short(oid)} is not known here any more")
-
-
-SHELL: dict[type, Callable[[Session, str, Any], None]] = {
-    m.Welcome: Session.welcomed,
-    m.SpaceGiven: Session.space_given,
-    m.ObjectFreed: Session.freed,
-    m.PoolTrimmed: Session.trim,
-    m.LogLines: Session.logged,
-    m.NodesChanged: Session.nodes_changed,
-    m.Asked: Session.answer,
-    m.Answered: Session.answered,
-    m.Ping: Session.ping,
-    m.ChaosOrdered: Session.chaos,
-    m.Goodbye: Session.goodbye,
+# By name, so that a worker's session can do more than a driver's.
+SHELL: dict[type, str] = {
+    m.Welcome: "welcomed",
+    m.SpaceGiven: "space_given",
+    m.ObjectFreed: "freed",
+    m.PoolTrimmed: "trim",
+    m.LogLines: "logged",
+    m.NodesChanged: "nodes_changed",
+    m.Asked: "answer",
+    m.Answered: "answered",
+    m.Ping: "ping",
+    m.ChaosOrdered: "chaos",
+    m.Goodbye: "goodbye",
 }

@@ -36,7 +36,7 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     tls: Tls | None
     store_folder: str
     state_dir: str
-    running_path: str  # the worker notes here which task it runs: 16 bytes id, 4 bytes attempt (big endian)
+    running_path: str  # the worker notes here which task it runs; see node_workers for how
     config: Config
     log_to_driver: bool = True
     head: str = ""

@@ -24,6 +24,22 @@ if TYPE_CHECKING:
 STORE_ERRORS: dict[str, type[FlowError]] = {"StoreFull": StoreFull, "OutOfDisk": OutOfDisk}
 
 
+class Unbroken:
+    """Inside of this block the main thread is not interrupted, but where it waits for room in the store."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.is_main = threading.get_ident() == session.main_thread
+
+    def __enter__(self) -> None:
+        self.session.masked += self.is_main
+
+    def __exit__(self, *error: object) -> None:
+        self.session.masked -= self.is_main
+        if self.is_main and not self.session.masked:
+            self.session.raise_pending()
+
+
 class Values:
     """Packs and unpacks values for one session, over its host's segments."""
 
@@ -105,6 +121,8 @@ class Values:
     def ask_space(self, nbytes: int) -> None:
         """Wait until the node has room; raises StoreFull or OutOfDisk when there will be none."""
         session = self.session
+        is_main = threading.get_ident() == session.main_thread
+        masked = session.masked
         number = next(self.requests)
         future: Future[m.SpaceGiven] = Future()
         self.asked[number] = future
@@ -112,6 +130,9 @@ class Values:
             if session.dropped:
                 session._drop()  # what is not needed any more makes room first
             session.endpoint.send(session.node, m.SpaceAsked(number, nbytes))
+            if is_main:
+                session.masked = 0
+                session.raise_pending()
             given = future.result()
         except BaseException:
             self.not_awaited[number] = nbytes
@@ -119,6 +140,8 @@ class Values:
                 self.space_given(future.result())
             raise
         finally:
+            if is_main:
+                session.masked = masked
             self.asked.pop(number, None)
         if not given.granted:
             raise STORE_ERRORS.get(given.kind, StoreFull)(given.reason)

@@ -20,7 +20,7 @@ from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
 from flowengine.core.executor import HANDLERS as EXECUTOR_HANDLERS
-from flowengine.core.executor import Executor, ItemMade, TaskBlocked, TaskEnded
+from flowengine.core.executor import STOP_GRACE_S, Executor, ItemMade, TaskBlocked, TaskEnded
 from flowengine.core.ids import object_id, short
 from flowengine.core.owner import Owner
 from flowengine.errors import (
@@ -39,13 +39,13 @@ from flowengine.refs import Current, ObjectRef
 from flowengine.runtime.context import Context
 from flowengine.runtime.drive import Drive
 from flowengine.runtime.forks import end_fork, guard_forks
+from flowengine.runtime.node_workers import DEADLINE_BYTES, NAME_BYTES, RUNNING_BYTES
 from flowengine.runtime.session import Session
 from flowengine.runtime.settings import WorkerSettings
 from flowengine.slots import Slot, fill_slots
 
 FUNCTIONS_KEPT_MAX = 1_000
 INTERRUPT_SIGNAL = signal.SIGUSR1
-RUNNING_BYTES = 20
 
 
 class Machines:
@@ -97,7 +97,7 @@ class WorkerSession(Session):
         """How this process carries commands out."""
         return {
             **super().performers(),
-            c.RunTask: self.jobs.put,
+            c.RunTask: self.run_task,
             c.KeepFunction: self.keep_function,
             c.Interrupt: self.interrupt,
             c.CancelChildren: self.cancel_children,
@@ -108,6 +108,7 @@ class WorkerSession(Session):
     def enter(self, welcome: m.Welcome) -> None:
         """The store is known: ready for tasks."""
         super().enter(welcome)
+        self.arms.read()  # again: a point may have been armed while this process started
         Current.session = self
         guard_forks()
         self.values.durable_url = f"file://{self.settings.state_dir}/durable"
@@ -121,6 +122,11 @@ class WorkerSession(Session):
         super().on_lost(peer, reason)
 
     # --- commands ---------------------------------------------------------------------------------
+
+    def run_task(self, command: c.RunTask) -> None:
+        """The main thread's next job; what was to interrupt an earlier one came too late."""
+        self.stop_order = None
+        self.jobs.put(command)
 
     def keep_function(self, command: c.KeepFunction) -> None:
         """Remember a pickled function; unpickled when it is first called."""
@@ -216,7 +222,7 @@ class WorkerSession(Session):
             if job is None:
                 return
             push = job.push
-            note_running(self.running_note, push.spec.id, push.attempt)
+            note_running(self.running_note, push.spec, push.attempt)
             answer = Run(self, push, job.caller).answer()
             self.step(TaskEnded(push.spec.id, push.attempt, answer))
 
@@ -445,9 +451,15 @@ def open_note(path: str) -> mmap.mmap:
         os.close(descriptor)
 
 
-def note_running(note: mmap.mmap, task: bytes, attempt: int) -> None:
-    """Write id and attempt. What ended stays noted until the next begins: its owner knows better by then."""
-    note[:] = task + attempt.to_bytes(4, "big")
+def note_running(note: mmap.mmap, spec: m.TaskSpec, attempt: int) -> None:
+    """Write what runs and by when it has to end. It stays noted until the next begins: its owner knows better by then.
+
+    The limit is for the node: code that never lets go of the interpreter keeps this process from minding it.
+    """
+    name = spec.name.encode()[:NAME_BYTES]
+    until_ms = int((time.monotonic() + spec.timeout_s + STOP_GRACE_S) * 1000) if spec.timeout_s else 0
+    rest = name + bytes(NAME_BYTES - len(name)) + until_ms.to_bytes(DEADLINE_BYTES, "big")
+    note[:] = spec.id + attempt.to_bytes(4, "big") + rest
 
 
 def main(settings: WorkerSettings) -> int:

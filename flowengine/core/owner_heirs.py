@@ -1,0 +1,277 @@
+"""The Owner's rules when owners die: adoption, heirs, and what nested owners stash for the next attempt of their parent.
+
+A worker that owns tasks sends what its parent task would need to take the same way again (its choices and its
+children's results) to the parent's owner, who hands it to the next attempt: after Lineage Stash (SOSP'19).
+"""
+
+from __future__ import annotations
+
+from . import commands as c
+from . import messages as m
+from . import owner_state as s
+from .owner_base import OwnerBase
+from .owner_state import Obj, Parent, State, Step, Task
+
+
+class HeirRules(OwnerBase):
+    """Part of Owner: see there for the state."""
+
+    # --- dead owners ------------------------------------------------------------------------------
+
+    def owner_died(self, obj: Obj) -> None:
+        """The owner of a borrowed object is dead: adopt the value, have its parent task run again, or ask the heir."""
+        value = obj.value
+        if type(value) is m.Stored and all(node in self.dead for node in value.nodes):
+            obj.value = value = None
+        if value is not None and not value.contained:
+            self.adopt(obj)
+            return
+        # What a value refers to may have been freed when the container's owner died: it has to be made again.
+        heir, _, parent = obj.heir.partition(" ")
+        if obj.task is None and heir == self.me and bytes.fromhex(parent) in self.tasks:
+            self.ward(obj, self.tasks[bytes.fromhex(parent)])
+        if obj.task is not None and obj.task.state is not State.FAILED:
+            obj.value = None
+            obj.watched = False
+            if obj.task.state is State.DONE and self.is_awaited(obj):
+                self.begin_rebuild(obj.task)
+        elif heir and heir != self.me and heir not in self.dead:
+            self.unward(obj)
+            self.send(heir, m.HeirAsked(obj.oid, obj.owner, bytes.fromhex(parent)))
+            obj.owner, obj.heir = heir, ""
+            obj.value = None
+            obj.watched = False
+            obj.introduced = 0
+            self.unannounced.pop(obj.oid, None)
+            if self.is_awaited(obj):
+                self.want([obj])
+        elif value is not None:
+            self.adopt(obj)
+        else:
+            self.unward(obj)
+            obj.owner = ""
+            obj.introduced = 0
+            self.set_value(obj, self.lost_error(obj, "the process that owned it died and left no value of it"), "")
+            self.leave_via(obj)
+
+    def ward(self, obj: Obj, task: Task) -> None:
+        """The task would bring the borrowed object again if its owner died."""
+        if obj.task is None:
+            obj.task = task
+            task.wards += 1
+
+    def unward(self, obj: Obj) -> Task | None:
+        """The object does not need its parent task any more; gives the task."""
+        task, obj.task = obj.task, None
+        if task is not None:
+            task.wards -= 1
+        return task
+
+    def heir_asked(self, event: m.HeirAsked, sender: str) -> None:
+        """A borrower's owner is dead, and we own the parent task: it can bring the object again."""
+        obj = self.objects.get(event.oid)
+        if obj is None:
+            task = self.tasks.get(event.parent)
+            if task is not None and task.state is not State.FAILED:
+                obj = self.objects[event.oid] = Obj(event.oid, owner=event.owner)
+                self.ward(obj, task)
+        if obj is not None:
+            self.add_borrower(obj, sender, 1)
+        self.send(sender, m.BorrowConfirmed(event.oid, 0 if obj is None else 1))
+
+    def wards_of(self, task: Task) -> list[Obj]:
+        """Borrowed objects that wait for the task to bring a new owner."""
+        return [obj for obj in self.objects.values() if obj.task is task and obj.owner and obj.value is None]
+
+    def ran_again(self, task: Task, worker: str) -> None:
+        """The parent has run again: what its dead attempt owned may be had from the one that is alive."""
+        for obj in self.wards_of(task):
+            if obj.owner in self.dead:
+                obj.owner = worker
+                obj.watched = False
+                obj.introduced = 0
+                self.send(worker, m.HeirAsked(obj.oid, worker, b""))
+                if self.is_awaited(obj):
+                    self.want([obj])
+
+    def adopt(self, obj: Obj) -> None:
+        """The object is ours now; without lineage, since its maker's is gone."""
+        self.unannounced.pop(obj.oid, None)
+        obj.owner = ""
+        obj.introduced = 0
+        obj.watched = False
+        task = self.unward(obj)
+        if type(obj.value) is m.Stored:
+            for node in obj.value.nodes:
+                self.send(node, m.ObjectAdopted(obj.oid, self.me))
+        self.leave_via(obj)
+        self.release(obj)
+        if task is not None:
+            self.drop_unneeded(task, [])
+
+    # --- nested owners: what the next attempt of a parent will need -------------------------------
+
+    def parent_began(self, event: s.ParentBegan, sender: str) -> None:
+        """User code of the task runs here: take over what an earlier attempt left."""
+        self.parents[event.task] = Parent(event.task, event.caller, event.attempt)
+        for oid, value in event.children:
+            self.left_children[oid] = value
+
+    def parent_ended(self, event: s.ParentEnded, sender: str) -> None:
+        """The task is over."""
+        parent = self.parents.pop(event.task, None)
+        if parent is None:
+            return
+        if event.cancel:
+            for task in self.children_of(event.task):
+                self.cancel(task, False, True)
+        if not self.parents:
+            # The next task here has other needs: a worker that holds slots while it runs something else blocks others.
+            for lease in list(self.leases.values()):
+                if not lease.inflight:
+                    self.return_lease(lease)
+        if self.left_children and not self.parents:
+            self.left_children = {}  # the parent's owner still owns what was not taken over
+
+    # --- a parent that runs again in this process -------------------------------------------------
+
+    def submitted_again(self, task: Task, event: s.Submitted) -> bool:
+        """A parent that runs again here calls what it called before: the task goes on; False: it has to be made anew."""
+        stream = task.stream
+        if stream is not None:
+            if stream.dropped and task.state not in (State.DONE, State.FAILED):
+                task.again = event
+                return True
+            if not stream.dropped:
+                return True
+        if stream is not None or task.state is State.FAILED:
+            if task.lineage:
+                self.drop_lineage_of_inputs(task)
+            self.erase(task)
+            return False
+        task.wanted, task.why_unwanted = True, b""  # it may be about to be cancelled for the earlier run
+        for index, old in enumerate(task.results):
+            obj = self.objects.get(old.oid)
+            if obj is None:
+                obj = self.objects[old.oid] = Obj(old.oid, task=task, local=1)
+                task.results = [*task.results[:index], obj, *task.results[index + 1 :]]
+            else:
+                obj.local += 1
+        return True
+
+    def look_again(self, task: Task) -> None:
+        """A stream that was dropped has ended: if it was asked for again it begins anew, for those who wait already."""
+        event, stream = task.again, task.stream
+        if event is None or stream is None:
+            return
+        task.again = None
+        waiters = stream.waiters
+        if task.lineage:
+            self.drop_lineage_of_inputs(task)
+        self.erase(task)
+        self.submitted(event, "")
+        fresh = self.tasks[event.spec.id]
+        if fresh.stream is not None:
+            fresh.stream.waiters += waiters
+
+    def made_again(self, obj: Obj, task: Task) -> Obj:
+        """The result of a task that was forgotten, or that another process owned: it is ours, to be made if need be."""
+        obj.local += 1
+        if obj.owner:
+            self.unward(obj)
+            if obj.introduced:
+                self.send(obj.owner, m.BorrowDropped(obj.oid, obj.introduced))
+            if obj.owner not in self.dead:
+                obj.value = None  # the copies are that owner's
+            elif type(obj.value) is m.Stored:
+                for node in obj.value.nodes:
+                    self.send(node, m.ObjectAdopted(obj.oid, self.me))
+            obj.owner, obj.introduced, obj.watched = "", 0, False
+            self.unannounced.pop(obj.oid, None)
+            self.leave_via(obj)
+        obj.task = task
+        if type(obj.value) is m.Failed:
+            obj.value = None
+        return obj
+
+    def end_at_once(self, task: Task) -> None:
+        """All results are there."""
+        task.state = State.SENT
+        task.attempt = 1
+        self.counters["tasks_submitted"] -= 1
+        task.step(Step.ENDED_WELL)
+        self.settle(task)
+
+    def take_children(self, task: Task) -> None:
+        """Results of children outlive the worker that owned them, until their parent has ended."""
+        if task.claimed is None:
+            task.claimed = {}
+        for oid, value in (task.children or {}).items():
+            if type(value) is m.Stored:
+                task.claimed[oid] = tuple(dict.fromkeys((*task.claimed.get(oid, ()), *value.nodes)))
+                for node in value.nodes:
+                    self.send(node, m.ObjectAdopted(oid, self.me))
+
+    def drop_children(self, task: Task) -> None:
+        """The parent has ended: its last attempt owns what it took over, the rest is not needed."""
+        for oid, nodes in (task.claimed or {}).items():
+            for node in nodes:
+                self.send(node, m.ObjectFreed((oid,), True))
+        task.claimed = None
+
+    def adopt_child(self, task: Task) -> bool:
+        """An earlier attempt of the parent had these results already."""
+        values = [self.left_children.pop(obj.oid, None) for obj in task.results]
+        if not values or any(value is None for value in values):
+            return False
+        task.state = State.SENT
+        task.attempt = 1
+        self.counters["tasks_submitted"] -= 1
+        task.step(Step.ENDED_WELL)
+        for obj, value in zip(task.results, values, strict=True):
+            assert value is not None
+            if type(value) is m.Stored:
+                for node in value.nodes:
+                    self.send(node, m.ObjectAdopted(obj.oid, self.me))
+            self.set_value(obj, value, "")
+        self.settle(task)
+        return True
+
+    def noted(self, event: s.Noted, sender: str) -> None:
+        """The running task made a choice: its owner learns it soon, in case that we die."""
+        parent = self.parents.get(event.task)
+        if parent is not None:
+            note = (event.kind, event.number, event.payload)
+            self.counters["stash_entries_forwarded"] += 1
+            self.send(parent.caller, m.StashAdded(event.task, parent.attempt, (note,)))
+
+    def stash_child(self, obj: Obj, value: m.Value) -> None:
+        """A child's result: the parent's owner holds it until the parent has ended."""
+        task = obj.task
+        if task is None or type(value) is m.Failed or task.stream is not None:
+            return
+        parent = self.parents.get(task.spec.parent)
+        if parent is None or value.contained:
+            return
+        size = len(value.blob) if type(value) is m.Inline else 64
+        if parent.stashed_bytes + size > self.config.stash_bytes_max:
+            return
+        parent.stashed_bytes += size
+        self.counters["stash_entries_forwarded"] += 1
+        self.send(parent.caller, m.StashAdded(parent.task, parent.attempt, (), ((obj.oid, value),)), True)
+
+    def stash_added(self, event: m.StashAdded, sender: str) -> None:
+        """What a running task of ours would need to take the same way again."""
+        task = self.current(event.task, event.attempt)
+        if task is None:
+            return
+        if event.recorded:
+            task.recorded = {**(task.recorded or {}), **{(k, n): payload for k, n, payload in event.recorded}}
+        if event.children:
+            if task.children is None:
+                task.children = {}
+            task.children.update(event.children)
+
+    def children_of(self, task: bytes) -> list[Task]:
+        """Tasks that the running task submitted."""
+        return [child for child in self.tasks.values() if child.spec.parent == task]
