@@ -42,13 +42,13 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 def stats(session: Session) -> dict[str, int]:
     """Cluster-wide counters, those of this process included."""
-    found = session.ask_node("stats")
+    found = session.ask(session.node, "stats")
     return {**dict.fromkeys(COUNTERS, 0), **{name: int(count) for name, count in found.items()}}
 
 
 def nodes(session: Session) -> list[NodeInfo]:
     """The nodes that are alive."""
-    return [node_info(entry) for entry in session.ask_node("nodes")]
+    return [node_info(entry) for entry in session.ask(session.node, "nodes")]
 
 
 def node_info(entry: dict[str, Any]) -> NodeInfo:
@@ -69,7 +69,7 @@ def node_info(entry: dict[str, Any]) -> NodeInfo:
 def resources(session: Session, which: str) -> dict[str, float]:
     """Sums over the nodes: total or available."""
     sums: dict[str, float] = {}
-    for entry in session.ask_node("nodes"):
+    for entry in session.ask(session.node, "nodes"):
         for name, amount in dict(entry[which]).items():
             sums[name] = sums.get(name, 0.0) + amount
     return sums

@@ -217,9 +217,8 @@ class Lost(FlowError):
         return " is lost"
 
     def _count(self) -> str:
-        if not self.attempt:
-            return ""
-        return f", attempt {self.attempt} of {self.attempts_max}" if self.attempts_max else f", attempt {self.attempt}"
+        most = f" of {self.attempts_max}" if self.attempts_max else ""
+        return f", attempt {self.attempt}{most}" if self.attempt else ""
 
 
 class WorkerCrashed(Lost):
@@ -308,9 +307,6 @@ class Standin(Exception):
         return self.shown
 
 
-NOT_TAKEN_ON = (Standin, StopIteration, StopAsyncIteration)     # the last two are no errors to loops and futures
-
-
 class Link(msgspec.Struct, frozen=True):
     """One exception of a chain; `cause` and `context` are places in the chain, -1 for none."""
 
@@ -345,12 +341,8 @@ def signal_of(exit_code: int | None) -> str:
 
 def shown_bytes(size_bytes: int) -> str:
     """A size in words: 1.5 MiB."""
-    size = float(size_bytes)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024 or unit == "GiB":
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError("the last unit always returns")
+    power = min(max(int(abs(size_bytes)).bit_length() - 1, 0) // 10, 3)
+    return f"{size_bytes / 1024**power:.1f} {('', 'KiB', 'MiB', 'GiB')[power]}" if power else f"{size_bytes:.0f} bytes"
 
 
 def traceback_text(error: BaseException) -> str:
@@ -407,7 +399,8 @@ def _typed_task_error(cause: BaseException) -> TaskError:
     """An error of both types, built without any code of the user; raises when that cannot be done."""
     seen = _layers(cause)[-1]
     native: Any = type(seen)
-    if not issubclass(native, Exception) or issubclass(native, NOT_TAKEN_ON) or issubclass(TaskError, native):
+    unfit = (Standin, StopIteration, StopAsyncIteration)        # the last two are no errors to loops and futures
+    if not issubclass(native, Exception) or issubclass(native, unfit) or issubclass(TaskError, native):
         return TaskError(f"{_type_name(seen)}: {_safe(str, seen)}")
     error = _bare(_task_error_type(native), seen.args)
     if not isinstance(error, TaskError):

@@ -193,7 +193,7 @@ def test_full_store_gives_sizes_and_path():
     (ZeroDivisionError("by nought"), "by nought"), (KeyError("root cause"), "root cause"),
     (Odd(7, reason="keyword only"), "7: keyword only"), (Prefixed(3), "^code 3"), (HoldsLock("held"), "held"),
     (FileNotFoundError(2, "No such file", "x.txt"), "x.txt"), (NewNeedsMore(must="have"), "have"),
-    (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad start"), "bad start"), (StopIteration(3), "3"),
+    (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad start"), "bad start"),
     (Registers("r"), "r"), (ExceptionGroup("some", [ValueError(1), KeyError(2)]), "some"), (HasTask("t9"), "about t9"),
     (ReadOnlyPart("rop"), "rop"), (StoreFull("full", needed_bytes=5), "needed 5 bytes"),
     (ValueError("\ud800"), "ud800"),

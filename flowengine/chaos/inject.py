@@ -10,6 +10,7 @@ import json
 import random
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from flowengine.refs import ObjectRef, checked, current_session
 if TYPE_CHECKING:
     from flowengine.runtime.session import Session
 
+START_PATIENCE_S = 5.0
 POINTS = ("task.before_run", "task.after_run", "object.before_seal")
 kill = "kill"  # the action of at()
 
@@ -63,11 +65,14 @@ def worker_of(session: Session, of: ObjectRef | str) -> tuple[NodeInfo, str, int
         worker_id = of
     else:
         raise BadType(f"of must be a ref or a worker_id, not {of!r}")
-    for info in nodes(session):
-        for worker in info.workers:
-            if worker.worker_id == worker_id and worker.pid:
-                return info, worker_id, worker.pid
-    raise BadValue(f"there is no worker {worker_id!r} now")
+    end = time.monotonic() + START_PATIENCE_S
+    while True:
+        named = [(info, worker) for info in nodes(session) for worker in info.workers if worker.worker_id == worker_id]
+        if named and named[0][1].pid:
+            return named[0][0], worker_id, named[0][1].pid
+        if not named or time.monotonic() > end:  # else it is about to start
+            raise BadValue(f"there is no worker {worker_id!r} now")
+        time.sleep(0.01)
 
 
 def kill_node(node_id: str) -> None:
@@ -130,7 +135,7 @@ def at(point: str, action: str, of: Any = None, nth: int = 1) -> None:
     folder = Path(session.values.segments.folder) / "chaos"
     folder.mkdir(mode=0o700, exist_ok=True)
     (folder / f"{arm[0]}.arm").write_text(json.dumps(arm))
-    waiting = [worker for info in session.ask_node("nodes") for worker in info["workers"] if worker["address"]]
+    waiting = [worker for info in session.ask(session.node, "nodes") for worker in info["workers"] if worker["address"]]
     for worker in waiting:
         session.ask(worker["address"], "arm", arm, scope="local")
 

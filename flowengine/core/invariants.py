@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flowengine.scheduling.resources import CPU, SCALE
 
+from .executor import RECENT_BYTES_MAX, RECENT_MAX, size_of
 from .ids import short
 from .node_objects import RUNS
+from .owner_state import State
 
 if TYPE_CHECKING:
+    from .executor import Executor
     from .head import Head
     from .node import Node
+    from .owner import Owner
 
 Check = Callable[[Any], Iterator[str]]
 
@@ -249,3 +253,189 @@ def _expected_are_absent(head: Head) -> Iterator[str]:
     for node_id in head.expected:
         if node_id in head.members:
             yield node_id
+
+
+# --- Owner: references ---------------------------------------------------------------------------------------------
+
+
+@law("O-1", "an object is pinned as often as runs, containers, streams and confirmations under way need it", "Owner")
+def _pins_are_counted(owner: Owner) -> Iterator[str]:
+    pins: dict[bytes, int] = {}
+    for task in owner.tasks.values():
+        if task.pinned:
+            for obj in (*task.inputs, *task.nested):
+                pins[obj.oid] = pins.get(obj.oid, 0) + 1
+        if task.stream is not None and not task.stream.dropped:
+            for index, obj in task.stream.items.items():
+                if index >= task.stream.taken:
+                    pins[obj.oid] = pins.get(obj.oid, 0) + 1
+    for obj in owner.objects.values():
+        if obj.via is not None:
+            pins[obj.via.oid] = pins.get(obj.via.oid, 0) + 1
+        if obj.value is not None and not obj.owner:
+            for ref in obj.value.contained:
+                pins[ref.oid] = pins.get(ref.oid, 0) + 1
+    for oid, obj in owner.objects.items():
+        if obj.pins != pins.get(oid, 0):
+            yield f"{short(oid)}: pinned {obj.pins} times, really {pins.get(oid, 0)}"
+    yield from (f"{short(oid)}: pinned and not known" for oid in pins if oid not in owner.objects)
+
+
+@law("O-2", "an object is held as lineage as often as tasks would need it to run again", "Owner")
+def _lineage_is_counted(owner: Owner) -> Iterator[str]:
+    lineage: dict[bytes, int] = {}
+    wards: dict[bytes, int] = {}
+    for task in owner.tasks.values():
+        if task.lineage:
+            for obj in (*task.inputs, *task.nested):
+                lineage[obj.oid] = lineage.get(obj.oid, 0) + 1
+    for oid, obj in owner.objects.items():
+        if obj.lineage != lineage.get(oid, 0):
+            yield f"{short(oid)}: held {obj.lineage} times, really {lineage.get(oid, 0)}"
+        if obj.owner and obj.task is not None:
+            wards[obj.task.spec.id] = wards.get(obj.task.spec.id, 0) + 1
+            if owner.tasks.get(obj.task.spec.id) is not obj.task:
+                yield f"{short(oid)}: its parent task is forgotten"
+    for task_id, task in owner.tasks.items():
+        if task.wards != wards.get(task_id, 0):
+            yield f"{task.spec.name}: {task.wards} wards, really {wards.get(task_id, 0)}"
+
+
+@law("O-3", "nothing is kept that nobody needs", "Owner")
+def _nothing_is_left_over(owner: Owner) -> Iterator[str]:
+    for oid, obj in owner.objects.items():
+        task = obj.task
+        under_way = not obj.owner and task is not None and task.state not in (State.DONE, State.FAILED)
+        if obj.local <= 0 and obj.pins <= 0 and not obj.borrowers and obj.lineage <= 0 and not under_way:
+            yield f"{short(oid)} is kept for nobody"
+        if obj.oid != oid:
+            yield f"{short(oid)} is listed as {short(obj.oid)}"
+    for peer, held in owner.borrowed_by.items():
+        for oid, obj in held.items():
+            if owner.objects.get(oid) is obj and peer not in (obj.borrowers or ()):
+                yield f"{short(oid)} is listed under {peer}, which is no borrower"
+
+
+@law("O-4", "who waits for a value waits for something that is under way", "Owner")
+def _who_waits_has_hope(owner: Owner) -> Iterator[str]:
+    for oid, obj in owner.objects.items():
+        if obj.value is not None or not (obj.waiters or obj.dependents or obj.watchers):
+            continue
+        task = obj.task
+        if task is not None and task.state not in (State.DONE, State.FAILED):
+            continue
+        if obj.owner and obj.watched and obj.owner not in owner.dead:
+            continue
+        if not obj.durable:
+            yield f"{short(oid)} is awaited, owner {obj.owner or 'here'}, task {task and task.state.name}"
+    for number, waiter in owner.waiters.items():
+        if waiter.missing <= 0:
+            yield f"waiter {number} waits for nothing"
+
+
+# --- Owner: tasks and slots ----------------------------------------------------------------------------------------
+
+
+@law("O-5", "a task is on a lease exactly when it is sent", "Owner")
+def _sent_is_on_a_lease(owner: Owner) -> Iterator[str]:
+    for task in owner.tasks.values():
+        lease = task.lease
+        if (lease is not None) != (task.state is State.SENT):
+            yield f"{task.spec.name} is {task.state.name}, on a lease: {lease is not None}"
+        elif lease is not None and lease.inflight.get(task.spec.id) is not task:
+            yield f"{task.spec.name} is not listed by its lease"
+    for (node, number), lease in owner.leases.items():
+        for task in lease.inflight.values():
+            if task.lease is not lease:
+                yield f"lease {number} of {node} lists {task.spec.name}, which is elsewhere"
+
+
+@law("O-6", "a queue holds the tasks that are ready, and counts them", "Owner")
+def _queues_hold_the_ready(owner: Owner) -> Iterator[str]:
+    ready = 0
+    for queue in owner.queues.values():
+        tasks = [task for line in queue.ready.values() for task in line]
+        ready += len(tasks)
+        if queue.count != len(tasks):
+            yield f"{queue.key}: counts {queue.count}, holds {len(tasks)}"
+        yield from (f"{task.spec.name} is queued and {task.state.name}" for task in tasks if task.state is not State.READY)
+    really = sum(task.state is State.READY for task in owner.tasks.values())
+    if really != ready:
+        yield f"{really} tasks are ready, {ready} are queued"
+
+
+@law("O-7", "a waiting task lacks an input, which knows it", "Owner")
+def _waiting_lacks_an_input(owner: Owner) -> Iterator[str]:
+    for task in owner.tasks.values():
+        if task.state is State.WAITING and not any(
+            obj.value is None and obj.dependents is not None and task in obj.dependents for obj in task.inputs
+        ):
+            yield f"{task.spec.name} waits for no input"
+
+
+@law("O-8", "leases are listed once, and in the rotation exactly while they take more", "Owner")
+def _rotation_is_right(owner: Owner) -> Iterator[str]:
+    for queue in owner.queues.values():
+        for key, lease in queue.leases.items():
+            if owner.leases.get(key) is not lease or lease.queue is not queue:
+                yield f"lease {key} is not known"
+            if queue.rotation.count(lease) != lease.open:
+                yield f"lease {key}: open {lease.open}, {queue.rotation.count(lease)} times in the rotation"
+        if len(queue.rotation) != sum(lease.open for lease in queue.leases.values()):
+            yield f"{queue.key}: {len(queue.rotation)} in the rotation"
+        if any(not lease.inflight for lease in queue.leases.values()) and not queue.idle_timer:
+            yield f"{queue.key}: an idle lease is not looked after"
+    if len(owner.leases) != sum(len(queue.leases) for queue in owner.queues.values()):
+        yield f"{len(owner.leases)} leases, of which some are in no queue"
+
+
+@law("O-9", "what is ready and cannot be pushed is asked for", "Owner")
+def _ready_is_asked_for(owner: Owner) -> Iterator[str]:
+    if owner.node in owner.dead:
+        return  # its supervisor will name the next one
+    for queue in owner.queues.values():
+        outstanding = sum(demand.wanted_total - demand.granted for demand in queue.demand.values())
+        if queue.count and not outstanding:
+            yield f"{queue.key}: {queue.count} are ready and nothing is asked for"
+        if not queue.count and outstanding:
+            yield f"{queue.key}: {outstanding} slots are asked for and nothing is ready"
+
+
+@law("O-10", "a function is used by as many tasks as name it", "Owner")
+def _functions_are_counted(owner: Owner) -> Iterator[str]:
+    users: dict[bytes, int] = {}
+    for task in owner.tasks.values():
+        users[task.spec.function] = users.get(task.spec.function, 0) + 1
+    if users != owner.functions.users:
+        yield f"{len(users)} functions in use, {len(owner.functions.users)} counted"
+
+
+# --- Executor ------------------------------------------------------------------------------------------------------
+
+
+@law("E-1", "nothing is queued while nothing runs, or while what runs waits in get", "Executor")
+def _queue_is_behind_work(executor: Executor) -> Iterator[str]:
+    if executor.queue and (executor.running is None or executor.blocked > 0):
+        yield f"{len(executor.queue)} queued, blocked {executor.blocked}, running {executor.running is not None}"
+    if executor.running is None and executor.blocked:
+        yield f"nothing runs and it waits {executor.blocked} times"
+    if executor.blocked < 0:
+        yield f"blocked {executor.blocked}"
+
+
+@law("E-2", "nothing is queued for an owner that is gone", "Executor")
+def _queue_is_for_the_living(executor: Executor) -> Iterator[str]:
+    for task, item in executor.queue.items():
+        if item.caller in executor.gone:
+            yield f"{short(task)} is for {item.caller}"
+        if task != item.push.spec.id:
+            yield f"{short(task)} is listed wrongly"
+
+
+@law("E-3", "the last results are counted and bounded", "Executor")
+def _recent_is_counted(executor: Executor) -> Iterator[str]:
+    really = sum(size_of(value) for value in executor.recent.values())
+    if executor.recent_bytes != really:
+        yield f"{executor.recent_bytes} bytes, really {really}"
+    if really > RECENT_BYTES_MAX or len(executor.recent) > RECENT_MAX:
+        yield f"{len(executor.recent)} results of {really} bytes"

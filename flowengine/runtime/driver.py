@@ -204,7 +204,7 @@ class DriverSession(Session):
             try:
                 return super().ask(to, topic, argument, scope, max(0.0, end_s - time.monotonic()))
             except FlowError:
-                if not mine or not self.seeking or time.monotonic() > end_s:
+                if not mine or self.closed or time.monotonic() > end_s:
                     raise
             time.sleep(ASK_AGAIN_S)
             to = self.node

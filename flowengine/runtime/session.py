@@ -61,7 +61,6 @@ class Session:
         self.waiter_ids = itertools.count(1)
         self.node = ""
         self.node_id = ""
-        self.node_moved = threading.Event()
         self.session_name = ""
         self.head = ""
         self.nodes_seen: tuple[m.NodeEntry, ...] = ()
@@ -451,19 +450,6 @@ class Session:
         if self.dropped:
             self._drop()
         return self.questions.ask(m.Asked(self.questions.next(), topic, argument, scope), to, timeout_s)
-
-    def ask_node(self, topic: str) -> Any:
-        """Ask this host's node; asked again when it was started anew meanwhile."""
-        end = time.monotonic() + self.config.connect_timeout_s
-        while True:
-            node = self.node
-            try:
-                return self.ask(node, topic)
-            except FlowError:
-                while self.node == node and not self.closed and time.monotonic() < end:
-                    self.node_moved.wait(0.05)
-                if self.node == node:
-                    raise
 
     def answer(self, peer: str, question: m.Asked) -> None:
         """A question from another process."""

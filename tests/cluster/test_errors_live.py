@@ -156,7 +156,9 @@ def test_forms_of_retry_exceptions(form, tmp_path):
     assert flow.get(ref, timeout=20) == 2
 
 
-@pytest.mark.parametrize("options", [{}, {"retry_exceptions": (KeyError,)}, {"retry_exceptions": True, "max_retries": 1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"retry_exceptions": (KeyError,)}, {"retry_exceptions": True, "max_retries": 1}]
+)
 def test_no_retry_of_other_exceptions_nor_beyond_the_limit(options, tmp_path):
     ref = flow.remote(**options)(third_time_lucky).remote(str(tmp_path))
     assert isinstance(raised(ref), ValueError)
