@@ -126,16 +126,28 @@ def driver_settings(
     store_bytes = int(memory_bytes * limits.store_fraction)
     if object_store_bytes is not None:
         store_bytes = whole("object_store_bytes", object_store_bytes, STORE_BYTES_MIN, 1 << 50)
+    folder = os.path.abspath(state_dir) if state_dir is not None else default_state_dir()
+    check_folder(folder)
     total = (("CPU", float(count)), ("memory", float(memory_bytes)), *custom)
     return DriverSettings(
         config=limits,
         total=tuple(sorted((name, amount) for name, amount in total if amount > 0)),
         num_workers=count,
         store_limit_bytes=store_bytes,
-        state_dir=os.path.abspath(state_dir) if state_dir is not None else default_state_dir(),
+        state_dir=folder,
         secret=secrets.token_bytes(32),
         log_to_driver=bool(log_to_driver),
     )
+
+
+def check_folder(folder: str) -> None:
+    """Make the state directory; raises BadValue when nothing can be written there."""
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    except OSError as error:
+        raise BadValue(f"state_dir {folder} cannot be used: {error}") from error
 
 
 def cpu_count() -> int:

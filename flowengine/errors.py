@@ -534,8 +534,8 @@ def _args(error: BaseException) -> tuple[object, ...]:
     """Its args; each member of a group in the way that works for it."""
     if not isinstance(error, BaseExceptionGroup):
         return error.args
-    standins = ((_blob(one), Standin(_type_name(one), _safe(str, one), _safe(repr, one), {})) for one in error.exceptions)
-    return error.message, [blob or _dumps(standin) for blob, standin in standins]
+    words = (Standin(_type_name(one), _safe(str, one), _safe(repr, one), {}) for one in error.exceptions)
+    return error.message, [_blob(one) or _dumps(word) for one, word in zip(error.exceptions, words, strict=True)]
 
 
 def _pickles_itself(kind: type[BaseException]) -> bool:

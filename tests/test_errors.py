@@ -222,6 +222,17 @@ def test_fields_laid_out_in_c_and_slots_are_kept():
     assert travel(Odd(7, reason="r")).code == 7
     group = travel(ExceptionGroup("some", [ValueError(1), KeyError(2)]))
     assert [type(part) for part in group.exceptions] == [ValueError, KeyError]
+    inside = ExceptionGroup("more", [Odd(7, reason="r"), HoldsLock("l")])
+    nested = travel(ExceptionGroup("some", [inside, OSError(2, "no")]))
+    inner, other = nested.exceptions
+    assert (inner.exceptions[0].code, type(inner.exceptions[1]), other.errno) == (7, HoldsLock, 2)
+
+
+@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration])
+def test_what_ends_loops_and_futures_comes_wrapped(kind):
+    back = travel(caught(kind(3)))
+    assert type(back) is TaskError
+    assert type(back.__cause__) is kind
 
 
 def test_names_of_the_user_come_first():

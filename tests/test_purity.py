@@ -14,7 +14,7 @@ PACKAGE = PROJECT / "flowengine"
 PURE_GLOBS = (
     "options.py", "errors.py", "config.py", "core/*.py", "scheduling/*.py", "recovery/__init__.py",
     "recovery/lineage.py", "recovery/stash.py", "recovery/membership.py", "recovery/checkpoint.py",
-    "collectives/plan.py", "collectives/group.py", "chaos/faults.py", "chaos/sim.py", "chaos/checkers.py",
+    "collectives/plan.py", "collectives/group.py", "chaos/faults.py", "chaos/sim*.py", "chaos/checkers.py",
     "observe/metrics.py", "observe/timeline.py",
 )
 ALLOWED = frozenset((
@@ -26,7 +26,9 @@ ALLOWED_ALSO = {
     "errors.py": ("cloudpickle", "pickle", "signal", "traceback"),   # pack what user code raised; names of signals
     "chaos/faults.py": ("random",),                                  # random.Random(seed), nothing else of it
     "chaos/sim.py": ("random",),
-    "chaos/checkers.py": ("random",),
+    "chaos/sim_net.py": ("random",),
+    "chaos/sim_programs.py": ("random",),
+    "chaos/sim_world.py": ("random",),
 }
 SET_NAMES = ("set", "frozenset", "Set", "FrozenSet", "AbstractSet", "MutableSet")
 SET_METHODS = ("union", "intersection", "difference", "symmetric_difference")

@@ -1,4 +1,4 @@
-"""Plans of harm: drawn from a seed, so that a run can be repeated; after the last one a program must come to its end."""
+"""Plans of harm: drawn from a seed, so that a run can be repeated; after the last one a program must come to an end."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Fault(msgspec.Struct, frozen=True, order=True):
     seconds: float = 0.0
 
 
-def plan(random: Random, scenario: Scenario) -> tuple[Fault, ...]:
+def plan(dice: Random, scenario: Scenario) -> tuple[Fault, ...]:
     """All harm of a run, by time."""
     faults: list[Fault] = []
     for kind in FaultRates.__struct_fields__:
         mean = getattr(scenario.faults, kind)
-        count = int(mean) + (random.random() < mean % 1)
+        count = int(mean) + (dice.random() < mean % 1)
         for _ in range(count):
-            at_s = random.random() * scenario.faults_until_s
-            seconds = REPAIR_S[0] + random.random() ** 2 * (REPAIR_S[1] - REPAIR_S[0])
-            faults.append(Fault(at_s, kind, random.random(), seconds))
+            at_s = dice.random() * scenario.faults_until_s
+            seconds = REPAIR_S[0] + dice.random() ** 2 * (REPAIR_S[1] - REPAIR_S[0])
+            faults.append(Fault(at_s, kind, dice.random(), seconds))
     return tuple(sorted(faults))

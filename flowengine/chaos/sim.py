@@ -46,9 +46,9 @@ class Report(msgspec.Struct):
 
     def __str__(self) -> str:
         head = (
-            f"{self.scenario}: {self.seeds} seeds, {len(self.failures)} failed; {self.tasks} tasks, {self.events} events, "
-            f"{self.messages_per_task:.2f} messages per task, {self.head_messages} to the head, "
-            f"{self.virtual_s:.1f} virtual seconds"
+            f"{self.scenario}: {self.seeds} seeds, {len(self.failures)} failed; "
+            f"{self.tasks} tasks, {self.events} events, {self.messages_per_task:.2f} messages per task, "
+            f"{self.head_messages} to the head, {self.virtual_s:.1f} virtual seconds"
         )
         told = [f"seed {failure.seed}: " + "\n    ".join(failure.lines[:12]) for failure in self.failures[:10]]
         return "\n  ".join([head, *told])

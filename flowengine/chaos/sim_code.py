@@ -193,10 +193,10 @@ def keeper(process: p.Process, thread: p.Thread, context: p.Context, ref: p.Ref,
 
 def function_of(body: Body, world: World) -> tuple[bytes, bytes]:
     """Name and pickled form of a body's function."""
-    name = world.names.get(id(body))
+    name = world.names.get(body.number)
     if name is None:
         blob = len(world.bodies).to_bytes(4, "big")
-        name = world.names[id(body)] = function_id(blob)
+        name = world.names[body.number] = function_id(blob)
         world.bodies[name] = body
         world.blobs[name] = blob
     return name, world.blobs[name]
@@ -294,7 +294,7 @@ class Worker(p.Process):
         if self.stream_wait:
             self.wake(self.main, self.stream_wait)
 
-    # --- running ------------------------------------------------------------------------------------------------------
+    # --- running ----------------------------------------------------------------------------------
 
     def job(self, push: m.PushTask, caller: str) -> p.Code:
         """As WorkerSession.work for one task."""

@@ -1,4 +1,4 @@
-"""Virtual time and a virtual network: one heap of what happens when, and links that are ordered and never lose for good.
+"""Virtual time and a virtual network: one heap of what happens when, and links that are ordered and lose nothing.
 
 Owns delays, cuts and the verdict that a peer is gone. Knows nothing of what the messages mean.
 """
@@ -90,9 +90,9 @@ class Link:
 class Network:
     """All processes and the links between them."""
 
-    def __init__(self, clock: Clock, random: Random, settings: NetSettings) -> None:
+    def __init__(self, clock: Clock, dice: Random, settings: NetSettings) -> None:
         self.clock = clock
-        self.random = random
+        self.dice = dice
         self.settings = settings
         self.peers: dict[str, Peer] = {}
         self.links: dict[tuple[str, str], Link] = {}
@@ -141,7 +141,7 @@ class Network:
 
     def delay_s(self) -> float:
         """Of one message: usually short, now and then sent again, long in a spike."""
-        settings, chance = self.settings, self.random.random()
+        settings, chance = self.settings, self.dice.random()
         delay_s = settings.delay_s * (0.5 + chance)
         if settings.loss > 0 and chance * 7919 % 1 < settings.loss:
             delay_s += settings.resend_s * (1 + chance)
@@ -169,8 +169,8 @@ class Network:
         for to in peer.known:
             target = self.peers.get(to)
             link = self.links.get((peer.address, to))
-            if link is not None and link.flight and self.random.random() < 0.5:
-                keep = self.random.randrange(len(link.flight) + 1)
+            if link is not None and link.flight and self.dice.random() < 0.5:
+                keep = self.dice.randrange(len(link.flight) + 1)
                 while len(link.flight) > keep:
                     link.flight.pop()
             self.links.pop((to, peer.address), None)
@@ -178,7 +178,8 @@ class Network:
                 due_s = link.busy_until_s - self.clock.now if link is not None else 0.0
                 if link is not None and link.held:
                     due_s = self.settings.link_lost_s
-                self.clock.after(max(due_s, 0.0) + self.delay_s(), target.run, self.give_up, target, peer.address, "closed")
+                told_s = max(due_s, 0.0) + self.delay_s()
+                self.clock.after(told_s, target.run, self.give_up, target, peer.address, "closed")
 
     def give_up(self, peer: Peer, other: str, reason: str) -> None:
         """The link's verdict, once."""

@@ -33,7 +33,8 @@ class SimNode(Peer):
             scenario.store_limit_bytes, "session", world.head_address,
         )
         self.machine = Node(settings, scenario.config)
-        self.memory: dict[bytes, tuple[bytes, str]] = {}  # what can be read, and who wrote it
+        self.memory: dict[bytes, bytes] = {}  # what can be read
+        self.writers: dict[bytes, str] = {}
         self.disk: dict[bytes, bytes] = {}
         self.stepping = False
         self.perform: dict[type, Any] = {
@@ -87,11 +88,11 @@ class SimNode(Peer):
         """The shell reports."""
         self.world.clock.after(delay_s, self.run, self.step, event)
 
-    # --- workers --------------------------------------------------------------------------------------------------------
+    # --- workers ----------------------------------------------------------------------------------
 
     def do_start_worker(self, command: c.StartWorker) -> None:
         """Fork."""
-        delay_s = FORK_S * (0.5 + self.world.random.random())
+        delay_s = FORK_S * (0.5 + self.world.dice.random())
         self.world.clock.after(delay_s, self.run, self.world.start_worker, self, command.worker_id)
 
     def do_stop_worker(self, command: c.StopWorker) -> None:
@@ -106,22 +107,20 @@ class SimNode(Peer):
         if worker is not None:
             self.later(REAP_S, c.WorkerChecked(command.worker_id, worker.frozen, self.world.clock.now))
 
-    # --- the store ------------------------------------------------------------------------------------------------------
+    # --- the store --------------------------------------------------------------------------------
 
     def read(self, oid: bytes) -> bytes | None:
         """As a process of this host maps it."""
-        found = self.memory.get(oid) if self.alive else None
-        return found[0] if found is not None else None
+        return self.memory.get(oid) if self.alive else None
 
     def write(self, oid: bytes, blob: bytes, writer: str) -> None:
         """A process of this host seals a segment."""
-        self.memory[oid] = (blob, writer)
+        self.memory[oid] = blob
+        self.writers[oid] = writer
 
-    def remove_written(self, oid: bytes, writer: str) -> None:
-        """A writer takes its segment away."""
-        found = self.memory.get(oid)
-        if found is not None and found[1] == writer:
-            del self.memory[oid]
+    def remove_written(self, oid: bytes) -> None:
+        """A writer takes its segment away, or the one that has its name now."""
+        self.memory.pop(oid, None)
 
     def do_spill(self, command: c.SpillObject) -> None:
         """To disk."""
@@ -131,11 +130,11 @@ class SimNode(Peer):
         """It is on disk, or the disk had an error."""
         oid = command.oid
         found = self.memory.get(oid)
-        if found is None or self.world.random.random() < 0.05:
-            busy = found is not None and self.world.random.random() < 0.5
+        if found is None or self.world.dice.random() < 0.05:
+            busy = found is not None and self.world.dice.random() < 0.5
             self.step(c.ObjectSpilled(oid, 0, busy=True) if busy else c.SpillFailed(oid, "no", False))
             return
-        self.disk[oid] = found[0]
+        self.disk[oid] = found
         del self.memory[oid]
         self.step(c.ObjectSpilled(oid, command.size_bytes // 2))
 
@@ -149,7 +148,7 @@ class SimNode(Peer):
         if blob is None:
             self.step(c.RestoreFailed(command.oid, "no file"))
             return
-        self.memory[command.oid] = (blob, "")
+        self.write(command.oid, blob, self.address)
         self.step(c.ObjectRestored(command.oid))
 
     def do_pull(self, command: c.PullObject) -> None:
@@ -169,7 +168,7 @@ class SimNode(Peer):
                 return
             blob = source.read(command.oid) or source.disk.get(command.oid)
             if blob is not None:
-                self.memory[command.oid] = (blob, "")
+                self.write(command.oid, blob, self.address)
                 self.step(c.ObjectPulled(command.oid, source.address))
                 return
         self.step(c.PullFailed(command.oid, command.nodes, "none has it"))

@@ -1,4 +1,4 @@
-"""A virtual process that runs user code: the Owner and Executor machines, threads as generators, values in a virtual store.
+"""A virtual process that runs user code: Owner and Executor, threads as generators, values in a virtual store.
 
 Mirrors runtime/session.py: what that shell does with sockets, locks and files happens here in virtual time.
 """
@@ -123,7 +123,7 @@ class Process(Peer):
             c.RestoreDurable: self.do_restore_durable,
         }
 
-    # --- the machines -------------------------------------------------------------------------------------------------
+    # --- the machines -----------------------------------------------------------------------------
 
     def step(self, event: m.Message, sender: str = "") -> None:
         """Hand an event to the machines; a step within a step is done after it."""
@@ -172,7 +172,7 @@ class Process(Peer):
             self.space_given(message)  # type: ignore[arg-type]
         elif kind is m.ObjectFreed:
             for oid in message.oids:  # type: ignore[attr-defined]
-                self.node.remove_written(oid, self.address)
+                self.node.remove_written(oid)
                 self.send(sender, m.SegmentKept(oid, 0))
         elif kind is m.PoolTrimmed:
             self.send(sender, m.PoolTrimmed(0))
@@ -192,7 +192,7 @@ class Process(Peer):
         """To another process."""
         self.world.net.send(self, to, message)
 
-    # --- commands -----------------------------------------------------------------------------------------------------
+    # --- commands ---------------------------------------------------------------------------------
 
     def do_send(self, command: c.Send) -> None:
         """Into the network."""
@@ -214,7 +214,7 @@ class Process(Peer):
         """Not part of the simulated programs."""
         self.step(s.DurableBack(command.oid, "", "nothing is durable here"))
 
-    # --- threads ------------------------------------------------------------------------------------------------------
+    # --- threads ----------------------------------------------------------------------------------
 
     def begin(self, thread: Thread, code: Code) -> None:
         """Start user code."""
@@ -283,7 +283,7 @@ class Process(Peer):
         self.step(s.ReadyAsked(number, oids, count))
         yield from self.block(thread, number)
 
-    # --- values -------------------------------------------------------------------------------------------------------
+    # --- values -----------------------------------------------------------------------------------
 
     def load(self, thread: Thread, oid: bytes) -> Generator[None, Any, Payload]:
         """The value of an object that is ready; raises EngineError."""
@@ -320,7 +320,9 @@ class Process(Peer):
         context.refs += made
         return made
 
-    def keep(self, thread: Thread, oid: bytes, payload: Payload, size_bytes: int, owner: str) -> Generator[None, Any, m.Value]:
+    def keep(
+        self, thread: Thread, oid: bytes, payload: Payload, size_bytes: int, owner: str
+    ) -> Generator[None, Any, m.Value]:
         """A value as it is kept: inline, or stored on this host."""
         blob = msgspec.msgpack.encode(payload)
         if size_bytes <= self.world.scenario.config.inline_bytes_max:
@@ -334,8 +336,12 @@ class Process(Peer):
         try:
             thread.wait = number
             yield
-        finally:
+        except BaseException:
             self.waits.pop(number, None)
+            given = self.space.pop(number, None)
+            if given is not None and given.granted:
+                self.send(self.node.address, m.SpaceReturned(size_bytes))
+            raise
         given = self.space.pop(number)
         if not given.granted:
             raise EngineError("store", given.reason.encode())
@@ -355,7 +361,7 @@ class Process(Peer):
         self.space[message.request] = message
         self.wake(thread, message.request)
 
-    # --- what user code calls -----------------------------------------------------------------------------------------
+    # --- what user code calls ---------------------------------------------------------------------
 
     def new_child(self) -> bytes:
         """The name of the next child."""

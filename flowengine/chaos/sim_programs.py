@@ -1,4 +1,4 @@
-"""Programs as data: what user code does, drawn from a seed, and what each program must give, worked out without the engine.
+"""Programs as data: what user code does, drawn from a seed, and what each must give, worked out without the engine.
 
 A value is a number and references. The number of a task is a hash of its own number and of all that it got, so a
 wrong, missing or doubled input shows in the driver's result.
@@ -54,15 +54,15 @@ class Body(msgspec.Struct, frozen=True):
 class Writer:
     """Draws a program."""
 
-    def __init__(self, random: Random, scenario: Scenario) -> None:
-        self.random = random
+    def __init__(self, dice: Random, scenario: Scenario) -> None:
+        self.dice = dice
         self.scenario = scenario
         self.left = scenario.tasks
         self.number = 0
 
     def has(self, feature: str, chance: float) -> bool:
         """Whether to use a feature here."""
-        return feature in self.scenario.features and self.random.random() < chance
+        return feature in self.scenario.features and self.dice.random() < chance
 
     def program(self) -> Body:
         """A driver's code."""
@@ -80,7 +80,7 @@ class Writer:
 
     def body(self, depth: int, deps: int, nested: int, budget: int) -> Body:
         """Code with about so many calls in it."""
-        random = self.random
+        dice = self.dice
         self.number += 1
         refs = [f"n{index}" for index in range(nested)]
         streams: list[str] = []
@@ -96,16 +96,16 @@ class Writer:
                 ops.append(self.call(kind, name, depth, refs, budget - calls))
                 (streams if kind == "stream" else refs).append(name)
                 if kind == "call" and self.has("cancel", 0.05):
-                    ops.append(Op("cancel", name, flag=random.random() < 0.3))
+                    ops.append(Op("cancel", name, flag=dice.random() < 0.3))
                     refs.remove(name)
                     cancelled.append(name)
             elif kind == "put":
-                ops.append(Op("put", name, number=random.randrange(1000), size_bytes=self.size()))
+                ops.append(Op("put", name, number=dice.randrange(1000), size_bytes=self.size()))
                 refs.append(name)
             elif kind == "sleep":
-                ops.append(Op("sleep", seconds=random.random() * self.scenario.run_s))
+                ops.append(Op("sleep", seconds=dice.random() * self.scenario.run_s))
             elif streams and kind == "read":
-                ops.append(Op("read", streams.pop(), number=random.choice((-1, -1, 1))))
+                ops.append(Op("read", streams.pop(), number=dice.choice((-1, -1, 1))))
             elif refs:
                 self.use(kind, refs, ops)
         ops += [Op("read", name, number=-1) for name in streams]
@@ -119,48 +119,48 @@ class Writer:
                 kinds.append(kind)
         if "streams" in self.scenario.features:
             kinds += ["stream", "read"]
-        return self.random.choice(kinds)
+        return self.dice.choice(kinds)
 
     def use(self, kind: str, refs: list[str], ops: list[Op]) -> None:
-        random = self.random
-        names = tuple(random.sample(refs, min(len(refs), random.randrange(1, 4))))
+        dice = self.dice
+        names = tuple(dice.sample(refs, min(len(refs), dice.randrange(1, 4))))
         if kind == "wait":
-            ops.append(Op("wait", names=names, number=random.randrange(1, len(names) + 1)))
+            ops.append(Op("wait", names=names, number=dice.randrange(1, len(names) + 1)))
         elif kind == "get":
             ops.append(Op("get", names=names))
         elif kind == "drop":
             refs.remove(names[0])
             ops.append(Op("drop", names[0]))
         elif kind == "keep":
-            ops.append(Op("keep", names[0], seconds=random.random()))
+            ops.append(Op("keep", names[0], seconds=dice.random()))
 
     def call(self, kind: str, name: str, depth: int, refs: list[str], budget: int) -> Op:
-        random = self.random
-        deps = tuple(random.sample(refs, min(len(refs), random.choice((0, 0, 1, 1, 2, 3)))))
+        dice = self.dice
+        deps = tuple(dice.sample(refs, min(len(refs), dice.choice((0, 0, 1, 1, 2, 3)))))
         nested: tuple[str, ...] = ()
         if self.has("refs", 0.3):
-            nested = tuple(random.sample(refs, min(len(refs), random.choice((1, 2)))))
+            nested = tuple(dice.sample(refs, min(len(refs), dice.choice((1, 2)))))
         inner = 0
         if depth < self.scenario.depth and self.has("nested", 0.35):
-            inner = random.randrange(1, 5)
+            inner = dice.randrange(1, 5)
         body = self.body(depth + 1, len(deps), len(nested), min(inner, budget + 1))
         if kind == "stream":
-            body = msgspec.structs.replace(body, items=random.randrange(0, 6), refs=(), error=False)
+            body = msgspec.structs.replace(body, items=dice.randrange(0, 6), refs=(), error=False)
         return Op("call", name, deps, nested, body, flag=self.has("args", 0.2))
 
     def size(self) -> int:
         """Of a value: inline or stored."""
-        return self.random.randrange(200, 5_000) if self.has("stored", 0.5) else 10
+        return self.dice.randrange(200, 5_000) if self.has("stored", 0.5) else 10
 
     def ending(self, depth: int, deps: int, nested: int, refs: list[str], ops: list[Op]) -> Body:
-        random = self.random
-        if refs and (depth == 0 or random.random() < 0.7):
+        dice = self.dice
+        if refs and (depth == 0 or dice.random() < 0.7):
             ops.append(Op("get", names=tuple(refs)))
         given: tuple[str, ...] = ()
         if depth and refs and self.has("refs", 0.4):
-            given = tuple(random.sample(refs, 1))
+            given = tuple(dice.sample(refs, 1))
         error = depth > 0 and self.has("errors", 0.03)
-        run_s = random.random() * 2 * self.scenario.run_s
+        run_s = dice.random() * 2 * self.scenario.run_s
         return Body(self.number, tuple(ops), run_s, self.size(), given, error, deps=deps, nested=nested)
 
 

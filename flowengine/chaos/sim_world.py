@@ -32,9 +32,9 @@ class World:
     def __init__(self, scenario: Scenario, seed: int, program: Body | None = None) -> None:
         self.scenario = scenario
         self.seed = seed
-        self.random = Random(seed)
+        self.dice = Random(seed)
         self.clock = Clock()
-        self.net = Network(self.clock, self.random, scenario.net)
+        self.net = Network(self.clock, self.dice, scenario.net)
         self.program = program or Writer(Random(seed * 2 + 1), scenario).program()
         self.head_address = "tcp://head#0"
         self.rows: dict[str, bytes] = {}
@@ -55,7 +55,7 @@ class World:
         self.driver: Driver
         self.faults: tuple[Fault, ...] = ()
 
-    # --- beginning --------------------------------------------------------------------------------------------------
+    # --- beginning --------------------------------------------------------------------------------
 
     def start(self) -> None:
         """The cluster comes up and the program begins."""
@@ -66,7 +66,7 @@ class World:
         self.driver = Driver(self, "tcp://driver#0", first)
         self.net.add(self.driver)
         self.clock.after(0.05, self.driver.start)
-        self.faults = plan(self.random, self.scenario)
+        self.faults = plan(self.dice, self.scenario)
         for fault in self.faults:
             self.clock.after(0.05 + fault.at_s, self.harm, fault)
 
@@ -103,7 +103,7 @@ class World:
         """Whether nothing goes between two hosts."""
         return first != second and (first in self.net.cut or second in self.net.cut)
 
-    # --- what is seen -----------------------------------------------------------------------------------------------
+    # --- what is seen -----------------------------------------------------------------------------
 
     def tell(self, where: str, sender: str, event: Any) -> None:
         """Keep a line of the story."""
@@ -123,7 +123,7 @@ class World:
         """A task has made or repeated a choice."""
         self.choices[task, number] = choice
 
-    # --- ends -------------------------------------------------------------------------------------------------------
+    # --- ends -------------------------------------------------------------------------------------
 
     def end_worker(self, worker: Worker, reason: str) -> None:
         """The process ends; its node reaps it."""
@@ -135,7 +135,7 @@ class World:
             worker.worker_id, worker.host, 1, -9, worker.running, worker.running_attempt, reason
         )
         node = worker.node
-        self.clock.after(REAP_S * (0.2 + self.random.random()), node.run, node.step, c.WorkerEnded(death))
+        self.clock.after(REAP_S * (0.2 + self.dice.random()), node.run, node.step, c.WorkerEnded(death))
 
     def end_node(self, node: SimNode) -> None:
         """The node process ends, its store and its workers with it."""
@@ -153,7 +153,7 @@ class World:
         if self.driver.node.node_id == node_id:
             self.clock.after(0.05, self.driver.run, self.driver.moved, node)
 
-    # --- harm -------------------------------------------------------------------------------------------------------
+    # --- harm -------------------------------------------------------------------------------------
 
     def harm(self, fault: Fault) -> None:
         """Do one harm of the plan, if there is a victim."""

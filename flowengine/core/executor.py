@@ -219,8 +219,10 @@ class Executor:
         """Keep the results of the last tasks for those that follow them here."""
         for index, value in enumerate(done.values):
             if type(value) is not m.Failed:
-                self.recent[object_id(done.task, index)] = value
-                self.recent_bytes += size_of(value)
+                oid = object_id(done.task, index)
+                known = self.recent.pop(oid, None)  # of an earlier run
+                self.recent[oid] = value
+                self.recent_bytes += size_of(value) - (0 if known is None else size_of(known))
         while self.recent_bytes > RECENT_BYTES_MAX or len(self.recent) > RECENT_MAX:
             oldest = next(iter(self.recent))
             self.recent_bytes -= size_of(self.recent.pop(oldest))

@@ -10,7 +10,7 @@ from flowengine.scheduling.resources import CPU, SCALE
 from .executor import RECENT_BYTES_MAX, RECENT_MAX, size_of
 from .ids import short
 from .node_objects import RUNS
-from .owner_state import State
+from .owner_state import State, Task
 
 if TYPE_CHECKING:
     from .executor import Executor
@@ -261,7 +261,12 @@ def _expected_are_absent(head: Head) -> Iterator[str]:
 @law("O-1", "an object is pinned as often as runs, containers, streams and confirmations under way need it", "Owner")
 def _pins_are_counted(owner: Owner) -> Iterator[str]:
     pins: dict[bytes, int] = {}
-    for task in owner.tasks.values():
+    ended: list[Task] = []  # forgotten, but holding their inputs until an owner has confirmed a borrower
+    for tasks in owner.unconfirmed.values():
+        for task in tasks:
+            if owner.tasks.get(task.spec.id) is not task and not any(task is other for other in ended):
+                ended.append(task)
+    for task in (*owner.tasks.values(), *ended):
         if task.pinned:
             for obj in (*task.inputs, *task.nested):
                 pins[obj.oid] = pins.get(obj.oid, 0) + 1
@@ -358,7 +363,8 @@ def _queues_hold_the_ready(owner: Owner) -> Iterator[str]:
         ready += len(tasks)
         if queue.count != len(tasks):
             yield f"{queue.key}: counts {queue.count}, holds {len(tasks)}"
-        yield from (f"{task.spec.name} is queued and {task.state.name}" for task in tasks if task.state is not State.READY)
+        wrong = [task for task in tasks if task.state is not State.READY]
+        yield from (f"{task.spec.name} is queued and {task.state.name}" for task in wrong)
     really = sum(task.state is State.READY for task in owner.tasks.values())
     if really != ready:
         yield f"{really} tasks are ready, {ready} are queued"

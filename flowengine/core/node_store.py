@@ -511,14 +511,21 @@ class Store(Part):
         self.used_bytes -= size_bytes
         self.progress_s = now
         self._set_pool(sender, self.pools.get(sender, 0) + event.kept_bytes)
+        entry = self.entries.get(event.oid)
+        if entry is not None and entry.place == "memory":  # made again meanwhile: what was removed may be the new one
+            for owner in entry.owners:
+                self.desk.out.send(owner, CopiesLost(entry.oid, (self.desk.me,)))
+            self._lose(entry)
         if self.asks or self.used_bytes + self.granted_bytes + self.pool_bytes > self.limit_bytes:
             self._trim_pools(spared="")
 
     @on(LoseObject)
     def _lost_on_purpose(self, event: LoseObject, now: float, sender: str) -> None:
         entry = self.entries.get(event.oid)
-        if entry is None:
-            return
+        if entry is not None:
+            self._lose(entry)
+
+    def _lose(self, entry: Entry) -> None:
         if entry.running and entry.ordered:
             entry.doomed = True
         else:

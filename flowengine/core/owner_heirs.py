@@ -1,4 +1,4 @@
-"""The Owner's rules when owners die: adoption, heirs, and what nested owners stash for the next attempt of their parent.
+"""The Owner's rules when owners die: adoption, heirs, and what nested owners stash for their parent's next attempt.
 
 A worker that owns tasks sends what its parent task would need to take the same way again (its choices and its
 children's results) to the parent's owner, who hands it to the next attempt: after Lineage Stash (SOSP'19).
@@ -6,7 +6,6 @@ children's results) to the parent's owner, who hands it to the next attempt: aft
 
 from __future__ import annotations
 
-from . import commands as c
 from . import messages as m
 from . import owner_state as s
 from .owner_base import OwnerBase

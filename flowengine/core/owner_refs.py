@@ -363,6 +363,12 @@ class RefRules(OwnerBase):
         if obj is None:
             self.send(event.node, m.ObjectFreed((event.oid,)))
             return
+        if obj.owner:  # a reader took us for the owner, since we are its heir
+            if obj.owner not in self.dead:
+                self.send(event.node, m.ObjectAdopted(event.oid, obj.owner))
+                self.send(obj.owner, m.CopyAdded(event.oid, event.node, event.left))
+            self.send(event.node, m.ObjectFreed((event.oid,), True))
+            return
         value = obj.value
         if type(value) is m.Stored and event.node in value.nodes:
             return

@@ -16,7 +16,7 @@ import psutil
 
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
-from flowengine.errors import FlowError
+from flowengine.errors import FlowError, HeadLost
 from flowengine.objects.segments import is_session_here
 from flowengine.refs import Current
 from flowengine.runtime.connection import Connection
@@ -46,6 +46,7 @@ class DriverSession(Session):
         self.settings = settings
         self.connection = connection
         self.launched = launched
+        self.end_code: int | None = None  # of the launcher, when it ended before the session
         self.seeking = False  # a node of this host, for the one that was lost
         self.seeker: threading.Thread | None = None
         self.under_way: concurrent.futures.Future[Any] | None = None
@@ -53,6 +54,7 @@ class DriverSession(Session):
         super().__init__(settings.config, secret, connection.tls if connection is not None else None, settings.host)
         if launched is not None:
             launched.on_ready = self.node_restarted
+            launched.on_end = self.engine_ended
         if settings.log_to_driver:
             self.log_sink = show_log
 
@@ -110,6 +112,21 @@ class DriverSession(Session):
         """As every session; a thread and an endpoint may run already."""
         super().open(node)
         self.values.durable_url = f"file://{self.settings.state_dir}/durable"
+
+    def engine_ended(self, code: int) -> None:
+        """The launcher is gone, and with it all that it had started: nobody would answer those who wait."""
+        if self.closed:
+            return
+        self.end_code = code
+        for wake in list(self.waits.values()):
+            wake()
+        self.values.give_up("the engine of this host has ended")
+
+    def check_open(self) -> None:
+        """Raise when the session, or the engine under it, has ended meanwhile."""
+        if self.end_code is not None:
+            raise HeadLost("the engine of this host has ended", exit_code=self.end_code)
+        super().check_open()
 
     def node_restarted(self, ready: LauncherReady) -> None:
         """The launcher started the node or the head again."""
@@ -213,9 +230,11 @@ class DriverSession(Session):
         """Show what was printed until now."""
         end_s = time.monotonic() + LOGS_PATIENCE_S
         others = [entry.address for entry in self.nodes_seen if entry.address != self.node]
-        for node in [*others, self.node]:  # the last one passes on what came to workers of this host
+        # This host's node is asked again at the end: it passes on what others have sent to its workers.
+        for node in [self.node, *others, self.node] if others else [self.node]:
             try:
-                self.ask(node, "logs", scope="local", timeout_s=max(0.0, end_s - time.monotonic()))
+                timeout_s = max(LOGS_PATIENCE_S / 10, end_s - time.monotonic())
+                self.ask(node, "logs", scope="local", timeout_s=timeout_s)
             except FlowError:
                 log.debug("node %s did not answer before the end", node)
 

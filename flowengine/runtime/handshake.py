@@ -8,6 +8,7 @@ of Dask is spoken here by hand: its framing, plain bytes inside, lengths bounded
 from __future__ import annotations
 
 import asyncio
+import copyreg
 import hashlib
 import hmac
 import logging
@@ -25,6 +26,7 @@ from distributed.comm.core import FatalCommClosedError
 from distributed.comm.core import listen as _listen
 from distributed.comm.registry import get_backend
 
+from flowengine.errors import FlowError
 from flowengine.runtime.wire import READ_BYTES, Buffer, SocketWire, Wire
 
 if TYPE_CHECKING:
@@ -42,6 +44,17 @@ HANDSHAKE_S = 5.0
 MESSAGE_BYTES_MAX = 64 * 1024
 NONCE_BYTES = 32
 _PRELUDE = struct.Struct("<QQQ")  # Dask's framing: bytes that follow, number of frames, bytes of the only frame
+
+
+def keep_own_pickling() -> None:
+    """Have our errors pickle themselves: tblib, which Dask installs, took over all exception classes that it found."""
+    kinds: list[type[FlowError]] = [FlowError]
+    for kind in kinds:
+        copyreg.dispatch_table.pop(kind, None)
+        kinds.extend(kind.__subclasses__())
+
+
+keep_own_pickling()
 
 
 class BulkStream(ABC):

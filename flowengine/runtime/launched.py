@@ -49,6 +49,7 @@ class Launched:
 
     def __init__(self, settings: LauncherSettings) -> None:
         self.on_ready: Callable[[LauncherReady], None] | None = None
+        self.on_end: Callable[[int], None] | None = None
         command = [sys.executable, "-P", "-c", BEGIN, json.dumps([path or os.getcwd() for path in sys.path])]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
@@ -79,6 +80,9 @@ class Launched:
                     self.on_ready(ready)
             except Exception:
                 log.exception("the launcher said what cannot be read: %r", line)
+        code = self.process.wait()
+        if self.on_end is not None:
+            self.on_end(code)
 
     def end(self) -> None:
         """Ask it to end (its stdin reaches EOF), wait, kill what is left."""

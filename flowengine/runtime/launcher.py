@@ -396,6 +396,8 @@ class Launcher:
         if not self.settings.head:
             with contextlib.suppress(OSError):
                 session_path(self.settings.state_dir, self.settings.session).unlink()
+            for left in Path(self.settings.state_dir).glob(f"head-{self.settings.session}.sqlite*"):
+                left.unlink(missing_ok=True)  # the session will not be taken up again
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):

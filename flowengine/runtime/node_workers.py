@@ -209,10 +209,11 @@ class Workers:
         return found
 
     def drain(self) -> None:
-        """Forward all that was printed until now."""
+        """Forward all that was printed until now, half lines too."""
         for process in list(self._processes.values()):
             for lines in list(process.open):
                 self._drain(process, lines)
+                self._tell(process, lines, lines.last())
 
     def close(self) -> None:
         """Stop reading."""

@@ -220,15 +220,15 @@ class Session:
         self.drive.flush_lazily()
         context = self.context
         try:
+            self.check_open()
             if lock.acquire(timeout=0.0002):
                 return True
             try:
                 self.going_to_block(context)
-                if deadline is not None:
-                    return bool(lock.acquire(timeout=max(0.0, deadline - time.monotonic())))
-                lock.acquire()
+                left_s = -1 if deadline is None else max(0.0, deadline - time.monotonic())
+                came = bool(lock.acquire(timeout=left_s))
                 self.check_open()
-                return True
+                return came
             finally:
                 self.blocked_no_more(context)
         finally:
@@ -377,6 +377,7 @@ class Session:
 
     def future_of(self, ref: ObjectRef) -> concurrent.futures.Future[Any]:
         """A standard future of the ref's value."""
+        self.check_open()
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
         def ready() -> None:

@@ -21,6 +21,7 @@ from flowengine.refs import ObjectRef
 if TYPE_CHECKING:
     from flowengine.runtime.session import Session
 
+SUCCESSOR_LOOK_S = 0.02  # a restarted node listens after some tenths of a second
 STORE_ERRORS: dict[str, type[FlowError]] = {"StoreFull": StoreFull, "OutOfDisk": OutOfDisk}
 
 
@@ -40,11 +41,16 @@ class Unbroken:
             self.session.raise_pending()
 
 
+class NodeGone(FlowError):
+    """The node of this host was started again while a value was stored: its successor takes the value."""
+
+
 class Values:
     """Packs and unpacks values for one session, over its host's segments."""
 
     def __init__(self, session: Session, segments: Segments) -> None:
         self.session = session
+        self.node = session.node
         self.segments = segments
         self.requests = itertools.count(1)
         self.asked: dict[int, Future[m.SpaceGiven]] = {}
@@ -99,12 +105,32 @@ class Values:
         return self.store(oid, packed, owner, contained)
 
     def store(self, oid: bytes, packed: codec.Packed, owner: str, contained: tuple[m.RefTo, ...] = ()) -> m.Stored:
+        """Write a packed value into the store of this host's node, or of its successor."""
+        try:
+            return self.write(oid, packed, owner, contained)
+        except NodeGone:
+            return self.successor().store(oid, packed, owner, contained)
+
+    def successor(self) -> Values:
+        """The store that takes the place of this one, which is waited for."""
+        give_up_at = time.monotonic() + self.session.config.link_lost_after_s
+        while self.session.values is self:
+            self.session.check_open()
+            if time.monotonic() > give_up_at:
+                raise StoreFull("the node of this host is gone and was not started again")
+            time.sleep(SUCCESSOR_LOOK_S)
+        return self.session.values
+
+    def write(self, oid: bytes, packed: codec.Packed, owner: str, contained: tuple[m.RefTo, ...] = ()) -> m.Stored:
         """Write a packed value into a segment of its own and tell the node."""
         nbytes = codec.layout_bytes(packed)
         self.ask_space(nbytes)
         session = self.session
         try:
-            segment = self.segments.create(oid.hex(), nbytes)
+            try:
+                segment = self.segments.create(oid.hex(), nbytes)
+            except FileNotFoundError as error:
+                raise NodeGone(str(error)) from error  # the folder went with its node
             try:
                 codec.write_object(segment.view, packed, oid.hex().encode())
             except BaseException:
@@ -113,10 +139,12 @@ class Values:
             session.at_point("object.before_seal", oid)
             segment.seal()
         except BaseException:
-            session.endpoint.send(session.node, m.SpaceReturned(nbytes))
+            session.endpoint.send(self.node, m.SpaceReturned(nbytes))
             raise
-        session.endpoint.send(session.node, m.ObjectSealed(oid, nbytes, owner))
-        return m.Stored(nbytes, (session.node,), contained)
+        session.endpoint.send(self.node, m.ObjectSealed(oid, nbytes, owner))
+        if session.values is not self:
+            raise NodeGone("the node was started again meanwhile")
+        return m.Stored(nbytes, (self.node,), contained)
 
     def ask_space(self, nbytes: int) -> None:
         """Wait until the node has room; raises StoreFull or OutOfDisk when there will be none."""
@@ -129,7 +157,10 @@ class Values:
         try:
             if session.dropped:
                 session._drop()  # what is not needed any more makes room first
-            session.endpoint.send(session.node, m.SpaceAsked(number, nbytes))
+            session.check_open()
+            if session.values is not self:
+                raise NodeGone("the node was started again meanwhile")
+            session.endpoint.send(self.node, m.SpaceAsked(number, nbytes))
             if is_main:
                 session.masked = 0
                 session.raise_pending()
@@ -143,6 +174,8 @@ class Values:
             if is_main:
                 session.masked = masked
             self.asked.pop(number, None)
+        if not given.granted and not given.kind:
+            raise NodeGone(given.reason)
         if not given.granted:
             raise STORE_ERRORS.get(given.kind, StoreFull)(given.reason)
 
@@ -151,7 +184,7 @@ class Values:
         nbytes = self.not_awaited.pop(message.request, None)
         if nbytes is not None:
             if message.granted:
-                self.session.endpoint.send(self.session.node, m.SpaceReturned(nbytes))
+                self.session.endpoint.send(self.node, m.SpaceReturned(nbytes))
             return
         future = self.asked.get(message.request)
         if future is not None and not future.done():
@@ -161,7 +194,7 @@ class Values:
         """The node that was asked, or this session, is gone: no answers will come."""
         for future in list(self.asked.values()):
             if not future.done():
-                future.set_result(m.SpaceGiven(0, False, "StoreFull", reason))
+                future.set_result(m.SpaceGiven(0, False, "", reason))
 
     def store_error(self, reason: str) -> FlowError:
         """The error of a node's reason text, which begins with its kind."""

@@ -224,6 +224,8 @@ class WorkerSession(Session):
             push = job.push
             note_running(self.running_note, push.spec, push.attempt)
             answer = Run(self, push, job.caller).answer()
+            if self.jobs.empty():
+                flush_streams()  # before the answer, since the program may end the engine when it has that
             self.step(TaskEnded(push.spec.id, push.attempt, answer))
 
     def function(self, name: bytes) -> Callable[..., Any]:
@@ -439,6 +441,15 @@ def as_results(result: Any, count: int, name: str) -> list[Any]:
     if len(results) != count:
         raise BadValue(f"{name} must return {count} values (num_returns={count}), not {len(results)}")
     return results
+
+
+def flush_streams() -> None:
+    """Write out half a line that the task has printed; whatever user code made of the streams does not matter."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except Exception:
+        return  # closed, or replaced by something that cannot
 
 
 def open_note(path: str) -> mmap.mmap:

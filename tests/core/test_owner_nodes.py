@@ -1,0 +1,99 @@
+"""An owner and nodes that are declared dead and come back: totals belong to the link, leases to the node's life."""
+from __future__ import annotations
+
+from flowengine.config import Config
+from flowengine.core import commands as c
+from flowengine.core import messages as m
+from flowengine.core import owner_state as s
+from flowengine.core.ids import child_id
+from flowengine.core.owner import Owner
+
+ME, HOME, FAR = "tcp://127.0.0.1:1#me", "tcp://127.0.0.1:2#home", "tcp://127.0.0.1:3#far"
+ONE = (("CPU", 1.0),)
+HOME_ENTRY = m.NodeEntry("home", HOME, "127.0.0.1", ONE, ONE)
+FAR_ENTRY = m.NodeEntry("far", FAR, "127.0.0.1", ONE, ONE, epoch=2)
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.owner = Owner(ME, HOME, "home", Config())
+        self.now = 0.0
+        self.count = 0
+
+    def step(self, event: m.Message, sender: str = "") -> list[tuple[str, m.Message]]:
+        self.now += 0.001
+        return [(out.to, out.message) for out in self.owner.handle(event, self.now, sender) if isinstance(out, c.Send)]
+
+    def submit(self, count: int) -> list[tuple[str, m.Message]]:
+        sent = []
+        for _ in range(count):
+            self.count += 1
+            sent += self.step(s.Submitted(m.TaskSpec(child_id(b"", self.count), b"f", "f"), b"blob"))
+        return sent
+
+    def granted(self, node: str, lease: int) -> list[tuple[str, m.Message]]:
+        return self.step(m.LeaseGranted(lease, ONE, (), f"{node}-worker{lease}", f"w{lease}", node), node)
+
+    def demand(self, node: str) -> s.Demand | None:
+        return self.owner.queues[ONE, ()].demand.get(node)
+
+
+def with_leases_of_both() -> Scene:
+    scene = Scene()
+    scene.submit(6)
+    scene.step(m.LeaseRedirected(ONE, (), FAR), HOME)
+    scene.granted(HOME, 1)
+    scene.granted(FAR, 1)
+    assert scene.demand(FAR) is not None
+    return scene
+
+
+def totals(sent: list[tuple[str, m.Message]], node: str) -> list[int]:
+    return [message.wanted_total for to, message in sent if to == node and isinstance(message, m.LeaseDemand)]
+
+
+def test_a_node_that_was_declared_dead_and_returns_counts_on():
+    scene = with_leases_of_both()
+    far = scene.demand(FAR)
+    assert far is not None
+    granted = far.granted
+    scene.step(m.NodesChanged((HOME_ENTRY,), (FAR,)), HOME)
+    assert scene.demand(FAR) is None
+    assert all(lease.node != FAR for lease in scene.owner.leases.values())
+    assert FAR in scene.owner.dead
+    scene.step(m.NodesChanged((HOME_ENTRY, FAR_ENTRY)), HOME)
+    assert FAR not in scene.owner.dead
+    scene.step(m.LeaseRedirected(ONE, (), FAR), HOME)
+    far = scene.demand(FAR)
+    assert far is not None
+    assert far.granted == granted  # the node has not forgotten what it granted in its last life
+    scene.granted(FAR, 2)
+    assert far.granted == granted + 1
+
+
+def test_a_link_that_was_lost_takes_its_totals_with_it():
+    scene = with_leases_of_both()
+    scene.step(m.NodesChanged((HOME_ENTRY,), (FAR,)), HOME)
+    scene.step(m.PeerLost(FAR, "not reached"), FAR)
+    scene.step(m.NodesChanged((HOME_ENTRY, FAR_ENTRY)), HOME)
+    scene.step(m.LeaseRedirected(ONE, (), FAR), HOME)
+    far = scene.demand(FAR)
+    assert far is not None
+    assert far.granted == 0
+
+
+def test_the_own_node_returns_and_is_asked_again():
+    scene = with_leases_of_both()
+    scene.step(m.PeerLost(HOME, "it is frozen"), HOME)
+    assert scene.demand(HOME) is None
+    sent = scene.step(m.NodesChanged((HOME_ENTRY, FAR_ENTRY)), FAR)
+    assert totals(sent, HOME) == [scene.owner.queues[ONE, ()].count]
+
+
+def test_a_worker_that_was_only_cut_off_is_not_dead_when_it_is_granted_again():
+    scene = with_leases_of_both()
+    scene.step(m.PeerLost(FAR, "not reached"), FAR)
+    assert f"{FAR}-worker1" in scene.owner.dead
+    scene.step(m.NodesChanged((HOME_ENTRY, FAR_ENTRY)), HOME)
+    scene.granted(FAR, 1)
+    assert f"{FAR}-worker1" not in scene.owner.dead
