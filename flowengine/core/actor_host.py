@@ -49,11 +49,19 @@ class CallEnded(m.Message, frozen=True):
 
 
 class StateSaved(m.Message, frozen=True):
-    """The shell has pickled the state after so many calls; no value: it cannot be pickled."""
+    """The shell has pickled the state after so many calls; value: a Checkpoint, or None when it cannot be pickled."""
 
     calls: int
     value: Any
     cost_s: float
+
+
+class CallDeadline(m.Message, frozen=True):
+    """Timer: the time limit of a call is over."""
+
+    task: bytes
+    attempt: int
+    killing: bool = False
 
 
 class Arrived(msgspec.Struct):
@@ -109,6 +117,39 @@ class ActorHost:
         self.planned_to = max([*self.turns, *self.skips], default=-1)
         self.limit = life.max_concurrency if not life.is_async else max(life.max_concurrency, 1000)
 
+    def told(self, event: Any, sender: str) -> None:
+        """Anything but a call."""
+        kind = type(event)
+        if kind is CallEnded:
+            self.call_ended(event)
+        elif kind is HostReady:
+            self.host_ready(event)
+        elif kind is StateSaved:
+            self.state_saved(event)
+        elif kind is m.TurnsKept:
+            self.turns_kept(event.turn)
+        elif kind is m.CheckpointKept:
+            self.checkpoint_kept(event.calls)
+        elif kind is m.CallersKnown:
+            self.callers_known_now(event)
+        elif kind is m.CallerGone:
+            self.caller_gone(event.caller)
+        elif kind is m.CallsResent:
+            self.calls_resent(sender)
+
+    def describe(self) -> dict[str, Any]:
+        """Where the actor is, for people."""
+        return {
+            "calls": self.calls,
+            "running": [item.push.spec.name for item in self.running.values()],
+            "waiting": {short(caller): sorted(line) for caller, line in self.waiting.items()},
+            "frontiers": {short(caller): seq for caller, seq in self.frontiers.items()},
+            "recovering": self.recovering,
+            "planned_to": self.planned_to,
+            "waits_for_callers": list(self.awaited),
+            "holds_back": len(self.held),
+        }
+
     # --- beginning ------------------------------------------------------------------------------------------
 
     def host_ready(self, event: HostReady) -> None:
@@ -131,15 +172,15 @@ class ActorHost:
                 answer = m.TaskDone(call, 1, (value,), -1)
             self.remember(call, caller, answer)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, seqs: tuple[tuple[bytes, int], ...]) -> Snapshot:
         """What goes into a checkpoint; replies of one inline value or error are kept for callers that run again."""
-        replies = []
+        replies: list[tuple[bytes, bytes, m.Value | None, bytes]] = []
         for call, (caller, answer) in self.replies.items():
             if type(answer) is m.TaskFailed:
                 replies.append((call, caller, None, answer.error))
             elif len(answer.values) == 1 and type(answer.values[0]) is m.Inline and not answer.values[0].contained:
                 replies.append((call, caller, answer.values[0], b""))
-        return Snapshot(self.calls, tuple(self.frontiers.items()), self.last_caller, tuple(replies))
+        return Snapshot(self.calls, tuple(self.frontiers.items()), self.last_caller, tuple(replies), seqs)
 
     # --- calls come ------------------------------------------------------------------------------------------
 
@@ -254,7 +295,13 @@ class ActorHost:
             self.finish(item, self.cancelled(push))
             return
         self.running[push.spec.id] = item
+        if push.spec.timeout_s > 0:
+            self.out.append(c.SetTimer(push.spec.timeout_s, self.deadline(push)))
         self.out.append(c.RunTask(push, item.sender))
+
+    def deadline(self, push: m.PushTask) -> m.Message:
+        """The timer event of a call's time limit."""
+        return CallDeadline(push.spec.id, push.attempt)
 
     def note(self, kind: str, number: int, payload: bytes) -> None:
         self.noted_turn = number
@@ -313,26 +360,24 @@ class ActorHost:
         """Whether turns are on their way to the owner."""
         return self.noted_turn > self.kept_turn
 
-    def gate(self, commands: list[Any], free: tuple[str, ...]) -> list[Any]:
+    def gate(self, commands: list[Any], node: str) -> list[Any]:
         """Hold back messages to others while turns are on their way; order per receiver stays."""
         if not self.gated:
             return commands
         out = []
         for command in commands:
-            if type(command) is c.Send and command.to != self.owner and command.to not in free:
+            if type(command) is c.Send and command.to not in (self.owner, node):
                 self.held.append(command)
             else:
                 out.append(command)
         return out
 
-    def turns_kept(self, turn: int) -> list[Any]:
+    def turns_kept(self, turn: int) -> None:
         """The owner has the turns up to this one: what depended on them may go."""
         self.kept_turn = max(self.kept_turn, turn)
-        if self.gated:
-            return []
-        held: list[Any] = list(self.held)
-        self.held = []
-        return held
+        if not self.gated:
+            self.out.extend(self.held)
+            self.held = []
 
     # --- checkpoints -----------------------------------------------------------------------------------------
 
@@ -351,8 +396,7 @@ class ActorHost:
         else:
             self.work.calls, self.work.run_s, self.work.last_at = 0, 0.0, self.now
             self.work.cost_s += (event.cost_s - self.work.cost_s) * 0.5
-            checkpoint = m.Checkpoint(event.calls, event.value)
-            self.send(self.owner, m.CheckpointTaken(self.id, self.push.attempt, checkpoint))
+            self.send(self.owner, m.CheckpointTaken(self.id, self.push.attempt, event.value))
         self.run_next()
 
     def checkpoint_kept(self, calls: int) -> None:

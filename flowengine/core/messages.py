@@ -21,11 +21,13 @@ from .parts import Stored as Stored
 from .parts import TaskSpec as TaskSpec
 from .parts import Value as Value
 
+
 class Checkpoint(Record, frozen=True):
     """An actor's state after so many calls; the value is the pickled state with what its machine needs."""
 
     calls: int
     value: Value
+    path: str = ""  # the file that holds the state when it is large
 
 
 # --- owner -> executor ----------------------------------------------------------------------------

@@ -8,56 +8,19 @@ and sends them to every new incarnation; the actor knows by their numbers which 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from ..errors import ActorDied, pack_error
 from . import messages as m
+from . import owner_state as s
 from .ids import object_id, short, task_of
 from .owner_base import OwnerBase
-from .owner_state import State, Step, Task
+from .owner_state import Line, Made, State, Step, Target, Task
 
 SAME_CALL_DEATHS_MAX = 3  # a call in which the actor dies so often in a row is not tried again
-
-
-class Line(msgspec.Struct):
-    """Calls of one caller to one actor, in order: those that wait to be sent."""
-
-    waiting: deque[Task]
-    next_seq: int = 0
-
-
-class Target(msgspec.Struct):
-    """An actor as a caller knows it."""
-
-    actor: bytes
-    owner: str
-    incarnation: int = 0
-    state: str = "unknown"
-    worker: str = ""
-    recovery: str = "exactly_once"
-    error: bytes = b""
-    lines: dict[bytes, Line] = {}
-    # In the order of sending, until a checkpoint covers them; numbers that were not used are sent as empty calls.
-    sent: dict[tuple[bytes, int], Task | m.PushTask] = {}
-    seqs: dict[bytes, int] = {}  # task -> its number
-
-
-class Made(msgspec.Struct):
-    """An actor that this process made."""
-
-    task: Task
-    incarnation: int = 0
-    state: str = "pending"
-    worker: str = ""
-    error: bytes = b""
-    watchers: dict[str, None] = {}
-    checkpoint: m.Checkpoint | None = None
-    kept_calls: dict[bytes, m.PushTask] = {}  # of callers that are dead
-    restarts: int = 0
-    died_in: bytes = b""  # the call that ran when it died last, and how often in a row
-    died_in_times: int = 0
-    ending: str = ""  # why it is not wanted any more
 
 
 class ActorRules(OwnerBase):
@@ -94,7 +57,6 @@ class ActorRules(OwnerBase):
         made = self.made.get(event.actor)
         if made is not None and made.incarnation == event.attempt:
             self.counters["calls_replayed"] += event.replayed
-            made.died_in, made.died_in_times = b"", 0
 
     def tell_watchers(self, made: Made) -> None:
         for to in made.watchers:
@@ -180,8 +142,12 @@ class ActorRules(OwnerBase):
             return
         made.state = "dead"
         made.error = error
-        made.checkpoint = self.drop_checkpoint(made)
+        self.drop_checkpoint(made)
+        made.checkpoint = None
         self.counters["actors_alive"] -= 1
+        life = task.spec.life
+        if life is not None and life.name:
+            self.send(self.head, m.Asked(0, "name.drop", [life.name, task.spec.id.hex()]))
         self.tell_watchers(made)
         if task.state is State.SENT and task.lease is not None:
             lease = task.lease
@@ -247,8 +213,12 @@ class ActorRules(OwnerBase):
     def calls_kept(self, event: m.CallsKept, sender: str) -> None:
         """Calls of a dead caller, for a replay."""
         made = self.made.get(event.actor)
-        if made is not None:
-            made.kept_calls.update({push.spec.id: push for push in event.calls})
+        if made is None or made.state == "dead":
+            return
+        made.kept_calls.update({push.spec.id: push for push in event.calls})
+        if made.state == "alive" and sender != made.worker:
+            for push in event.calls:
+                self.send(made.worker, push)  # it may be at its replay and wait for them
 
     def turns_came(self, task: Task, sender: str, recorded: tuple[tuple[str, int, bytes], ...]) -> None:
         """The actor may let out what depends on these turns."""
@@ -257,6 +227,41 @@ class ActorRules(OwnerBase):
             self.send(sender, m.TurnsKept(task.spec.id, max(turns)))
 
     # --- calling -----------------------------------------------------------------------------------------------
+
+    def leaving(self, event: s.Leaving, sender: str) -> None:
+        """This process ends: the owners of the actors that it called keep its calls for a replay."""
+        for target in self.targets.values():
+            self.hand_over(target)
+
+    def hand_over(self, target: Target) -> None:
+        """We will not send these calls again: the actor's owner keeps them until a checkpoint covers them."""
+        if target.recovery != "exactly_once" or target.state == "dead" or target.owner == self.me:
+            return
+        kept = []
+        for key, task in target.sent.items():
+            if isinstance(task, m.PushTask):
+                kept.append(task)
+            elif task.state in (State.DONE, State.FAILED):
+                values = tuple([obj.value or PENDING for obj in task.inputs])
+                kept.append(m.PushTask(task.spec, task.attempt, 0, values, seq=key[1], seen=True))
+        if kept:
+            self.send(target.owner, m.CallsKept(target.actor, tuple(kept)))
+
+    def seqs_restored(self, event: s.SeqsRestored, sender: str) -> None:
+        """This process is an actor that goes on from a checkpoint: its own calls are numbered on from there."""
+        for actor, seq in event.seqs:
+            self.seqs_before[actor, event.caller_key] = seq
+
+    def actor_peer_died(self, address: str) -> None:
+        """A caller or an owner of actors is dead."""
+        for made in self.made.values():
+            if made.watchers.pop(address, "") is None and made.state == "alive":
+                self.send(made.worker, m.CallerGone(made.task.spec.id, address))
+        for target in self.targets.values():
+            if target.owner == address and target.state != "dead":
+                target.state = "dead"
+                target.error = self.actor_error("the actor", "the process that made it is dead", "nothing")
+                self.target_died(target)
 
     def called(self, task: Task) -> None:
         """User code calls a method: in the order of submission, behind the other calls of this caller."""
@@ -267,6 +272,7 @@ class ActorRules(OwnerBase):
         if target is None:
             target = self.targets[actor] = Target(actor, ref.owner)
             self.send(target.owner, m.WatchActor(actor))
+        self.known(ref).pins += 1  # the actor lives at least until its calls are answered
         if target.state == "dead":
             self.end_badly(task, m.Failed(target.error, "actor"))
             return
@@ -322,7 +328,11 @@ class ActorRules(OwnerBase):
     def actor_at_told(self, event: m.ActorAt, sender: str) -> None:
         """The actor's owner says where it is."""
         target = self.targets.get(event.actor)
-        if target is None or event.incarnation < target.incarnation:
+        if target is None:
+            if event.state == "alive":
+                self.send(event.worker, m.CallsResent(event.actor))  # nothing: the actor need not wait for us
+            return
+        if event.incarnation < target.incarnation:
             return
         fresh = event.incarnation != target.incarnation
         target.incarnation, target.state, target.worker = event.incarnation, event.state, event.worker
@@ -410,6 +420,14 @@ class ActorRules(OwnerBase):
         for obj in task.results:
             obj.task = None
         self.erase(task)
+        actor = self.objects.get(ref.oid)
+        if actor is not None:
+            actor.pins -= 1
+            self.release(actor)
+        if target is not None and task.state is State.FAILED:
+            line = target.lines.get(task.spec.caller_key)
+            if line is not None and line.waiting and line.waiting[0] is task:
+                self.advance(target, line)
         for obj in list(task.results):
             if obj.local <= 0:
                 self.release(obj)
@@ -418,6 +436,7 @@ class ActorRules(OwnerBase):
         """No handle of a foreign actor is left here."""
         target = self.targets.pop(actor, None)
         if target is not None:
+            self.hand_over(target)
             for task in target.sent.values():
                 if isinstance(task, Task):
                     self.call_covered(task)
@@ -435,7 +454,7 @@ class ActorRules(OwnerBase):
 
 PENDING = m.Pending()
 
-HANDLERS = {
+HANDLERS: dict[type[Any], Callable[[Any, Any, str], None]] = {
     m.ActorReady: ActorRules.actor_ready,
     m.ActorRecovered: ActorRules.actor_recovered,
     m.WatchActor: ActorRules.watch_actor,
@@ -444,6 +463,6 @@ HANDLERS = {
     m.CallsKept: ActorRules.calls_kept,
     m.CallsCovered: ActorRules.calls_covered,
     m.KillActor: ActorRules.kill_actor,
+    s.SeqsRestored: ActorRules.seqs_restored,
+    s.Leaving: ActorRules.leaving,
 }
-
-__all__ = ["HANDLERS", "ActorRules", "Line", "Made", "Target"]
