@@ -22,6 +22,7 @@ from .ids import short
 REPLIES_KEPT_MAX = 2_000
 REPLIES_KEPT_BYTES_MAX = 16 << 20
 CALLERS_KEPT_MAX = 20_000
+REPLY_DELAY_S_MAX = 0.001
 
 
 class Snapshot(m.Record, frozen=True):
@@ -104,6 +105,7 @@ class ActorHost:
         self.replayed = 0
         self.noted_turn = -1
         self.kept_turn = -1
+        self.unanswered_since = -1.0
         self.held: list[c.Send] = []  # what may go out when the owner has the turns
         self.work = Work(deaths=push.run - 1)
         self.saving = False
@@ -243,13 +245,12 @@ class ActorHost:
     def choose(self) -> Arrived | None:
         """The next call: by the recorded turns while there are any, then in order of arrival."""
         if self.calls <= self.planned_to:
-            caller, seq = self.planned_turn()
-            return self.waiting.get(caller, {}).get(seq)
+            return self.taken(*self.planned_turn())
         if self.recovering:
-            line = self.waiting.get(self.last_caller, {})
-            item = line.get(self.frontiers.get(self.last_caller, -1) + 1)
+            seq = self.frontiers.get(self.last_caller, -1) + 1
+            item = self.waiting.get(self.last_caller, {}).get(seq)
             if item is not None and item.push.seen:
-                return item
+                return self.taken(self.last_caller, seq)
             if not self.callers_known or self.awaited:
                 return None
             self.recovering = False
@@ -259,6 +260,13 @@ class ActorHost:
                 del self.order[index]
                 return self.waiting[caller][seq]
         return None
+
+    def taken(self, caller: bytes, seq: int) -> Arrived | None:
+        """This call, if it has come, out of the order of arrival."""
+        item = self.waiting.get(caller, {}).get(seq)
+        if item is not None:
+            self.order.remove((caller, seq))
+        return item
 
     def planned_turn(self) -> tuple[bytes, int]:
         """Who called at this point of the last incarnation."""
@@ -274,8 +282,6 @@ class ActorHost:
         del line[push.seq]
         if not line:
             del self.waiting[caller]
-        if (caller, push.seq) in self.order:
-            self.order.remove((caller, push.seq))
         number = self.calls
         self.calls += 1
         self.frontiers.pop(caller, None)
@@ -349,7 +355,15 @@ class ActorHost:
     # --- what goes out --------------------------------------------------------------------------------------
 
     def reply(self, to: str, answer: Any) -> None:
-        self.send(to, answer)
+        """Answer; while more calls wait, answers may wait for each other a little."""
+        lazy = False
+        if self.order:
+            if self.unanswered_since < 0:
+                self.unanswered_since = self.now
+            lazy = self.now - self.unanswered_since < REPLY_DELAY_S_MAX and answer.run_us < 500
+        if not lazy:
+            self.unanswered_since = -1.0
+        self.out.append(c.Send(to, answer, lazy))
 
     def send(self, to: str, message: m.Message) -> None:
         """To the owner at once; to others when the owner has all turns that the message may depend on."""

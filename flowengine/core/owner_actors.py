@@ -323,7 +323,9 @@ class ActorRules(OwnerBase):
         target.sent[task.spec.caller_key, seq] = task
         values = tuple([obj.value or PENDING for obj in task.inputs])
         seen = task.state in (State.DONE, State.FAILED)
-        self.send(target.worker, m.PushTask(task.spec, task.attempt, 0, values, seq=seq, seen=seen))
+        lazy = target.open > 0  # an answer will come, and what is queued goes out with it at the latest
+        target.open += 1
+        self.send(target.worker, m.PushTask(task.spec, task.attempt, 0, values, seq=seq, seen=seen), lazy)
 
     def actor_at_told(self, event: m.ActorAt, sender: str) -> None:
         """The actor's owner says where it is."""
@@ -335,6 +337,8 @@ class ActorRules(OwnerBase):
         if event.incarnation < target.incarnation:
             return
         fresh = event.incarnation != target.incarnation
+        if fresh:
+            target.open = 0
         target.incarnation, target.state, target.worker = event.incarnation, event.state, event.worker
         target.recovery, target.error = event.recovery, event.error
         if event.state == "dead":
@@ -409,6 +413,8 @@ class ActorRules(OwnerBase):
         ref = task.spec.actor
         assert ref is not None
         target = self.targets.get(task_of(ref.oid))
+        if target is not None:
+            target.open = max(0, target.open - 1)
         seq = target.seqs.get(task.spec.id) if target is not None else None
         key = (task.spec.caller_key, seq if seq is not None else -1)
         if target is None or target.recovery != "exactly_once" or key not in target.sent:

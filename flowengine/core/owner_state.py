@@ -208,6 +208,7 @@ class Target(msgspec.Struct):
     worker: str = ""
     recovery: str = "exactly_once"
     error: bytes = b""
+    open: int = 0  # calls sent to this incarnation and not answered
     lines: dict[bytes, Line] = {}
     # In the order of sending, until a checkpoint covers them; numbers that were not used are sent as empty calls.
     sent: dict[tuple[bytes, int], Task | PushTask] = {}
