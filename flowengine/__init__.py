@@ -1,6 +1,7 @@
 """flowengine: graphs of tasks that grow while they run, and survive the loss of any process."""
 
 from . import chaos, scheduling
+from .actors import ActorClass, ActorHandle, exit_actor, get_actor, kill
 from .api import (
     RuntimeContext,
     Session,
@@ -60,6 +61,8 @@ from .refs import ObjectRef, StreamOfRefs
 __version__ = "0.1.0"
 
 __all__ = [
+    "ActorClass",
+    "ActorHandle",
     "ActorDied",
     "ActorNotFound",
     "AlreadyInitialized",
@@ -101,10 +104,13 @@ __all__ = [
     "cluster_resources",
     "commit",
     "context",
+    "exit_actor",
     "free",
     "get",
+    "get_actor",
     "init",
     "is_initialized",
+    "kill",
     "nodes",
     "progress",
     "put",

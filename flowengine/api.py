@@ -5,6 +5,7 @@ Every argument is checked here, where it was given.
 
 from __future__ import annotations
 
+import inspect
 import os
 import secrets
 import tempfile
@@ -18,6 +19,7 @@ import msgspec
 import numpy as np
 
 from . import asking
+from .actors import actor_class
 from .config import Config, from_environment, make_config
 from .core import owner_state as s
 from .errors import AlreadyInitialized, BadType, BadValue, FlowError
@@ -187,7 +189,9 @@ def remote(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
     priority. Raises BadValue or BadType at once.
     """
     if function is None:
-        return lambda function: remote_function(function, options)
+        return lambda function: remote(function, **options)
+    if inspect.isclass(function):
+        return actor_class(function, options)
     return remote_function(function, options)
 
 

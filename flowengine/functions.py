@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import cloudpickle
 
@@ -115,7 +115,19 @@ def start_default() -> Session:
     return Current.session
 
 
-def pack_call(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[TaskSpec, Any]:
+class Packs(Protocol):
+    """What a call is packed for: a function's plan, or a method of an actor."""
+
+    session: Session
+    name: str
+
+    def spec(
+        self, args: bytes, whole: RefTo | None, deps: tuple[RefTo, ...], nested: tuple[RefTo, ...]
+    ) -> TaskSpec:
+        """The lineage entry of the call."""
+
+
+def pack_call(plan: Packs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[TaskSpec, Any]:
     """The task of a call: references at the top become dependencies, the rest is pickled, large ones are stored."""
     deps: list[RefTo] = []
     seen: dict[bytes, int] = {}
@@ -144,7 +156,7 @@ def pack_call(plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     return plan.spec(b"", whole.to(), tuple(deps), nested), whole
 
 
-def named_path(text: str, plan: Plan) -> str:
+def named_path(text: str, plan: Packs) -> str:
     """The codec's path into (args, kwargs) in the words of the call."""
     return text.replace("[0][", "argument [", 1).replace("[1][", "keyword argument [", 1)
 
@@ -173,8 +185,6 @@ def remote_function(function: Any, given: dict[str, Any]) -> RemoteFunction:
     options = task_options(given)
     if isinstance(function, RemoteFunction):
         raise BadType(f"{function!r} is remote already; use .options(...)")
-    if inspect.isclass(function):
-        raise BadType(f"{function.__name__} is a class: this version has remote functions, no actors yet")
     if not callable(function):
         raise BadType(f"only functions can be remote, not {function!r}")
     if inspect.iscoroutinefunction(function):

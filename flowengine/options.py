@@ -39,6 +39,19 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     priority: float = 0.0                       # larger first
 
 
+class ActorOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of one actor, checked."""
+
+    task: TaskOptions = TaskOptions()            # what it takes from a node, and where
+    max_concurrency: int = 1
+    name: str = ""
+    detached: bool = False
+    get_if_exists: bool = False
+    recovery: str = "exactly_once"
+    checkpoint: str = "adaptive"
+    max_restarts: int = -1
+
+
 class Check(Protocol):
     """Turns what was given for an option into what is kept; raises BadValue or BadType naming the option."""
 
@@ -53,6 +66,20 @@ def task_options(given: Mapping[str, Any], base: TaskOptions | None = None) -> T
             raise BadValue(unknown_name("option", name, CHECKS))
         checked[name] = CHECKS[name](name, value)
     return msgspec.structs.replace(base or DEFAULTS, **checked)
+
+
+def actor_options(given: Mapping[str, Any], base: ActorOptions | None = None) -> ActorOptions:
+    """`base` with the given options in place of its own; raises BadValue or BadType at once."""
+    base = base or ActorOptions()
+    for_task = {name: value for name, value in given.items() if name in ACTOR_TASK_OPTIONS}
+    checked: dict[str, Any] = {"task": task_options(for_task, base.task)}
+    for name, value in given.items():
+        if name in for_task:
+            continue
+        if name not in ACTOR_CHECKS:
+            raise BadValue(unknown_name("option of an actor", name, (*ACTOR_CHECKS, *ACTOR_TASK_OPTIONS)))
+        checked["detached" if name == "lifetime" else name] = ACTOR_CHECKS[name](name, value)
+    return msgspec.structs.replace(base, **checked)
 
 
 def shape(options: TaskOptions) -> Shape:
@@ -177,3 +204,49 @@ CHECKS: dict[str, Check] = {
     "priority": _real(-1e9, 1e9),
 }
 DEFAULTS = TaskOptions()
+
+
+def _one_of(*allowed: str) -> Check:
+    def check(name: str, value: Any) -> str:
+        if value not in allowed:
+            raise BadValue(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+        return str(value)
+
+    return check
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise BadType(f"{name} must be True or False, not {value!r}")
+    return value
+
+
+def _lifetime(name: str, value: Any) -> bool:
+    if value not in (None, "detached"):
+        raise BadValue(f'{name} must be None or "detached", not {value!r}')
+    return bool(value == "detached")
+
+
+def _checkpoint(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        if value in ("adaptive", "never"):
+            return value
+        if value.endswith("s"):
+            try:
+                return f"{real(name, float(value[:-1]), 1e-6, 1e9):g}s"
+            except ValueError as error:
+                raise BadValue(f'{name} must be a number of seconds as "30s", not {value!r}') from error
+        raise BadValue(f'{name} must be "adaptive", "never", a number of calls, or seconds as "30s", not {value!r}')
+    return str(whole(name, value, 1, 1 << 40))
+
+
+ACTOR_TASK_OPTIONS = ("num_cpus", "num_gpus", "memory_bytes", "resources", "placement", "priority")
+ACTOR_CHECKS: dict[str, Check] = {
+    "max_concurrency": _whole(1, 10_000),
+    "name": _label,
+    "lifetime": _lifetime,
+    "get_if_exists": _flag,
+    "recovery": _one_of("exactly_once", "restart", "none"),
+    "checkpoint": _checkpoint,
+    "max_restarts": _whole(-1, RETRIES_MAX),
+}

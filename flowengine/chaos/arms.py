@@ -34,10 +34,10 @@ class Arms:
         if all(other[0] != arm[0] for other in known):
             known.append(list(arm))
 
-    def passed(self, point: str, name: str, task: str) -> None:
+    def passed(self, point: str, names: tuple[str, ...]) -> None:
         """The running task passes a point: the process ends here when it is the armed passage."""
         for arm in list(self.points.get(point, ())):
-            if arm[2] and arm[2] not in (name, task):
+            if arm[2] and arm[2] not in names:
                 continue
             count = self._count(arm[0])
             if count >= arm[3]:

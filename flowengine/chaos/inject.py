@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowengine.actors import ActorHandle
 from flowengine.asking import NodeInfo, nodes
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
@@ -26,11 +27,15 @@ if TYPE_CHECKING:
     from flowengine.runtime.session import Session
 
 START_PATIENCE_S = 5.0
-POINTS = ("task.before_run", "task.after_run", "object.before_seal")
+POINTS = (
+    "task.before_run", "task.after_run", "object.before_seal",
+    "actor.call.before_run", "actor.call.after_run", "actor.reply.before_send",
+    "actor.checkpoint.before_write", "actor.checkpoint.after_write",
+)  # fmt: skip
 kill = "kill"  # the action of at()
 
 
-def kill_worker(of: ObjectRef | str, signal: int = 9) -> int:
+def kill_worker(of: ObjectRef | ActorHandle | str, signal: int = 9) -> int:
     """Send a signal to the worker that runs or ran the ref's task, or of this worker_id; gives its pid."""
     session = current_session()
     found, worker_id, pid = worker_of(session, of)
@@ -38,26 +43,28 @@ def kill_worker(of: ObjectRef | str, signal: int = 9) -> int:
     return pid
 
 
-def freeze(of: ObjectRef | str) -> int:
+def freeze(of: ObjectRef | ActorHandle | str) -> int:
     """Stop a worker (SIGSTOP): it keeps its sockets open and does nothing; gives its pid."""
     return _harm_worker("freeze", of)
 
 
-def thaw(of: ObjectRef | str) -> int:
+def thaw(of: ObjectRef | ActorHandle | str) -> int:
     """Let a frozen worker go on (SIGCONT); gives its pid."""
     return _harm_worker("thaw", of)
 
 
-def _harm_worker(action: str, of: ObjectRef | str) -> int:
+def _harm_worker(action: str, of: ObjectRef | ActorHandle | str) -> int:
     session = current_session()
     found, worker_id, pid = worker_of(session, of)
     session.endpoint.send(found.address, m.ChaosOrdered(action, worker_id))
     return pid
 
 
-def worker_of(session: Session, of: ObjectRef | str) -> tuple[NodeInfo, str, int]:
+def worker_of(session: Session, of: ObjectRef | ActorHandle | str) -> tuple[NodeInfo, str, int]:
     """Node, worker_id and pid of what `of` names; raises UsageError when there is no such worker now."""
-    if isinstance(of, ObjectRef):
+    if isinstance(of, ActorHandle):
+        worker_id = _worker_of_actor(session, of)
+    elif isinstance(of, ObjectRef):
         worker_id = checked(of).owner.worker_of(of.oid)
         if not worker_id:
             raise BadValue(f"no worker runs or ran {of!r}")
@@ -72,6 +79,22 @@ def worker_of(session: Session, of: ObjectRef | str) -> tuple[NodeInfo, str, int
             return named[0][0], worker_id, named[0][1].pid
         if not named or time.monotonic() > end:  # else it is about to start
             raise BadValue(f"there is no worker {worker_id!r} now")
+        time.sleep(0.01)
+
+
+def _worker_of_actor(session: Session, actor: ActorHandle) -> str:
+    """The worker_id of an actor's process; waits while it starts."""
+    ref = actor._ref
+    end = time.monotonic() + START_PATIENCE_S
+    while True:
+        if ref.owner == session.address:
+            worker_id = session.owner.worker_of(ref.oid)
+        else:
+            worker_id = session.ask(ref.owner, "worker_of", ref.oid, scope="local")
+        if worker_id:
+            return str(worker_id)
+        if time.monotonic() > end:
+            raise BadValue(f"{actor!r} has no process now")
         time.sleep(0.01)
 
 
@@ -124,6 +147,8 @@ def at(point: str, action: str, of: Any = None, nth: int = 1) -> None:
         raise BadValue(f"action must be flow.chaos.kill, not {action!r}")
     if isinstance(of, ObjectRef):
         name = of.oid[:16].hex()
+    elif isinstance(of, ActorHandle):
+        name = of.actor_id
     elif of is None or isinstance(of, str):
         name = of or ""
     else:

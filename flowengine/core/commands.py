@@ -192,6 +192,12 @@ class DropResults(Command, frozen=True):
     oids: tuple[bytes, ...]
 
 
+class SaveState(Command, frozen=True):
+    """Pickle the actor's state between two calls; answered by StateSaved."""
+
+    calls: int
+
+
 class StreamGo(Command, frozen=True):
     """The reader of the running stream has taken so many items (-1: stop, nobody reads)."""
 

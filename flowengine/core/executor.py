@@ -15,7 +15,8 @@ import msgspec
 from ..errors import TaskCancelled, TaskTimeout, pack_error
 from . import commands as c
 from . import messages as m
-from .ids import object_id, short
+from .actor_host import ActorHost, CallDeadline, CallEnded, HostReady, StateSaved
+from .ids import object_id, short, task_of
 
 REPLY_DELAY_S_MAX = 0.001  # a reply may wait so long for others when more tasks are queued
 STOP_GRACE_S = 2.0  # for a task to end after its time limit, before its worker is killed
@@ -81,6 +82,7 @@ class Executor:
         self.blocked = 0
         self.functions: dict[bytes, None] = {}
         self.unanswered_since = -1.0
+        self.host: ActorHost | None = None  # this process is an actor's
         self.out: list[Any] = []
         self.now = 0.0
         self.gone: dict[str, None] = {}
@@ -93,6 +95,8 @@ class Executor:
         out: list[Any] = []
         self.out = out
         self.now = now
+        if self.host is not None:
+            self.host.out, self.host.now = out, now
         HANDLERS[type(event)](self, event, sender)
         return out
 
@@ -105,6 +109,10 @@ class Executor:
 
     def push_task(self, event: m.PushTask, sender: str) -> None:
         """A task to run."""
+        if event.spec.actor is not None:
+            if self.host is not None and self.host.id == task_of(event.spec.actor.oid):
+                self.host.call_came(event, sender)
+            return
         item = Queued(event, sender)
         if event.spec.function not in self.functions:
             failed = m.TaskFailed(event.spec.id, event.attempt, b"", "function", False, -1)
@@ -137,6 +145,10 @@ class Executor:
             self.out.append(c.Send(sender, self.cancelled(item)))
             return
         running = self.running
+        if self.host is not None and self.host.id != event.task:
+            if self.host.cancel(event.task):
+                self.out.append(c.Interrupt(event.task, event.attempt, "cancelled"))
+            return
         if running is None or running.push.spec.id != event.task or running.push.attempt != event.attempt:
             return
         self.stopping = self.stopping or "cancelled"
@@ -160,6 +172,8 @@ class Executor:
         self.gone[event.peer] = None
         self.queue = {task: item for task, item in self.queue.items() if item.caller != event.peer}
         running = self.running
+        if self.host is not None:
+            self.host.caller_gone(event.peer)
         if running is not None and running.caller == event.peer and not self.stopping:
             self.stopping = "cancelled"
             self.out.append(c.CancelChildren(running.push.spec.id))
@@ -177,6 +191,9 @@ class Executor:
                 return
             item = Queued(push, item.caller)
         self.running = item
+        if item.push.spec.life is not None:
+            self.host = ActorHost(item.push, item.caller, self.me)
+            self.host.out, self.host.now = self.out, self.now
         self.stopping = ""
         self.blocked = 0
         self.counters["tasks_started"] += 1
@@ -262,7 +279,7 @@ class Executor:
     def task_blocked(self, event: TaskBlocked, sender: str) -> None:
         """The running task waits in get: its slot is free, and what is queued goes back to its owners."""
         running = self.running
-        if running is None or not event.blocked and not self.blocked:
+        if running is None or (not event.blocked and not self.blocked):
             return
         if event.task and (running.push.spec.id, running.push.attempt) != (event.task, event.attempt):
             return  # what is left of an earlier task
@@ -280,11 +297,19 @@ class Executor:
         elif not event.blocked and self.blocked == 0:
             self.out.append(c.Send(self.node, m.WorkerBlocked(self.worker_id, False)))
 
+    def for_host(self, event: Any, sender: str) -> None:
+        """News for the actor that lives here."""
+        if self.host is not None:
+            self.host.told(event, sender)
+
     # --- time limits ------------------------------------------------------------------------------
 
     def deadline_passed(self, event: DeadlinePassed, sender: str) -> None:
         """The time limit of an attempt is over: raise in it; if that does not help, have the worker killed."""
         running = self.running
+        if self.host is not None and event.task in self.host.running:
+            self.out.append(c.Interrupt(event.task, event.attempt, "timeout"))
+            return
         if running is None or running.push.spec.id != event.task or running.push.attempt != event.attempt:
             return
         if event.killing:
@@ -309,4 +334,13 @@ HANDLERS: dict[type[Any], Callable[[Executor, Any, str], None]] = {
     ItemMade: Executor.item_made,
     TaskBlocked: Executor.task_blocked,
     DeadlinePassed: Executor.deadline_passed,
+    CallDeadline: Executor.deadline_passed,
+    HostReady: Executor.for_host,
+    CallEnded: Executor.for_host,
+    StateSaved: Executor.for_host,
+    m.TurnsKept: Executor.for_host,
+    m.CheckpointKept: Executor.for_host,
+    m.CallersKnown: Executor.for_host,
+    m.CallerGone: Executor.for_host,
+    m.CallsResent: Executor.for_host,
 }

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 SILENCE_FACTOR = 2  # a node whose link stands may be silent for so many times longer
 DEAD_KEPT_MAX = 1_000  # addresses of dead nodes that are told to nodes that join
 
-SESSION_ROW, PORT_ROW, NODE_ROW = "session", "port", "node/"
+SESSION_ROW, PORT_ROW, NODE_ROW, NAME_ROW = "session", "port", "node/", "name/"
 
 
 class HeadSettings(Record, frozen=True):
@@ -100,6 +100,7 @@ class Head(Part):
         self.journal = Journal(config.story_lines_max, NOISE | {HeadBeat})
         self.counters: dict[str, int] = {"head_messages": 0}
         self.kinds: dict[str, int] = {}  # messages by kind
+        self.names: dict[str, Any] = {}  # of actors: id, pickled description, reference
         self.rows: dict[str, NodeRow] = {}  # by node id; the journal holds the same
         self.members: dict[str, Member] = {}  # living nodes by id
         self.by_address: dict[str, str] = {}  # living node's address -> id
@@ -116,6 +117,8 @@ class Head(Part):
 
     def _read(self, rows: Mapping[str, bytes]) -> None:
         for key in sorted(rows):
+            if key.startswith(NAME_ROW):
+                self.names[key.removeprefix(NAME_ROW)] = msgspec.msgpack.decode(rows[key])
             if key.startswith(NODE_ROW):
                 row = msgspec.msgpack.decode(rows[key], type=NodeRow)
                 node_id = key.removeprefix(NODE_ROW)
@@ -355,6 +358,22 @@ class Head(Part):
     def _asked(self, event: Asked, now: float, sender: str) -> None:
         self.out.send(sender, Answered(event.request, event.topic, self._content(event)))
 
+    def _named(self, event: Asked) -> Any:
+        """The directory of named actors: claim, get, drop."""
+        if event.topic == "name.get":
+            return self.names.get(event.argument)
+        name, entry = event.argument
+        known = self.names.get(name)
+        if event.topic == "name.claim":
+            if known is not None:
+                return known[0] == entry[0]
+            self.names[name] = entry
+            self.out.add(WriteJournal(((NAME_ROW + name, msgspec.msgpack.encode(entry)),)))
+        elif known is not None and known[0] == entry:
+            del self.names[name]
+            self.out.add(WriteJournal(((NAME_ROW + name, None),)))
+        return True
+
     def _content(self, event: Asked) -> Any:
         if event.topic == "stats":
             return dict(self.counters)
@@ -362,6 +381,8 @@ class Head(Part):
             return [msgspec.to_builtins(msgspec.structs.asdict(entry)) for entry in self.nodes()]
         if event.topic == "story":
             return self.story(event.argument)
+        if event.topic.startswith("name."):
+            return self._named(event)
         if event.topic == "messages":
             return dict(sorted(self.kinds.items()))
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .parts import ActorLife as ActorLife
 from .parts import Death as Death
 from .parts import Failed as Failed
 from .parts import Inline as Inline
@@ -19,6 +20,15 @@ from .parts import Shape as Shape
 from .parts import Stored as Stored
 from .parts import TaskSpec as TaskSpec
 from .parts import Value as Value
+
+
+class Checkpoint(Record, frozen=True):
+    """An actor's state after so many calls; the value is the pickled state with what its machine needs."""
+
+    calls: int
+    value: Value
+    path: str = ""  # the file that holds the state when it is large
+
 
 # --- owner -> executor ----------------------------------------------------------------------------
 
@@ -41,6 +51,9 @@ class PushTask(Message, frozen=True):
     stream_have: int = 0  # items of an earlier attempt that need not be sent again
     recorded: tuple[tuple[str, int, bytes], ...] = ()  # choices of an earlier attempt: (kind, number, payload)
     children: tuple[tuple[bytes, Value], ...] = ()  # results of children of an earlier attempt
+    seq: int = -1  # calls: number among those of its caller to the actor
+    seen: bool = False  # calls: the caller has its reply, so a replay must run it where it was
+    checkpoint: Checkpoint | None = None  # actors: where to begin
     stream_taken: int = 0  # items that the reader has taken already
 
 
@@ -121,6 +134,108 @@ class StashAdded(Message, frozen=True):
     attempt: int
     recorded: tuple[tuple[str, int, bytes], ...] = ()
     children: tuple[tuple[bytes, Value], ...] = ()
+
+
+# --- callers, actors and their owners ----------------------------------------------------------------
+
+
+class WatchActor(Message, frozen=True):
+    """A caller wants to know where the actor is, now and whenever that changes."""
+
+    actor: bytes
+
+
+class ActorAt(Message, frozen=True):
+    """Where the actor is. state: alive, restarting, dead (then error is the packed reason)."""
+
+    actor: bytes
+    incarnation: int
+    state: str
+    worker: str = ""
+    recovery: str = "exactly_once"
+    error: bytes = b""
+
+
+class ActorReady(Message, frozen=True):
+    """Actor to its owner: the constructor ran, or the state was restored; replayed: calls that were run again."""
+
+    actor: bytes
+    attempt: int
+    worker: str
+    error: bytes = b""  # the constructor raised
+
+
+class ActorRecovered(Message, frozen=True):
+    """Actor to its owner: all that had been seen of the last incarnation was done again."""
+
+    actor: bytes
+    attempt: int
+    replayed: int
+
+
+class TurnsKept(Message, frozen=True):
+    """Owner to actor: the turns up to this number are held here; what depends on them may go out."""
+
+    actor: bytes
+    turn: int
+
+
+class CheckpointTaken(Message, frozen=True):
+    """Actor to its owner: a newer state to begin from."""
+
+    actor: bytes
+    attempt: int
+    checkpoint: Checkpoint
+
+
+class CheckpointKept(Message, frozen=True):
+    """Owner to actor: the checkpoint after so many calls is held here."""
+
+    actor: bytes
+    calls: int
+
+
+class CallsCovered(Message, frozen=True):
+    """Actor to caller: calls of caller_key up to this number need not be kept for a replay."""
+
+    actor: bytes
+    caller_key: bytes
+    seq: int
+
+
+class CallersKnown(Message, frozen=True):
+    """Owner to a new incarnation: these processes will send their calls again; wait for each to have done so."""
+
+    actor: bytes
+    callers: tuple[str, ...]
+
+
+class CallerGone(Message, frozen=True):
+    """Owner to actor: do not wait for this process."""
+
+    actor: bytes
+    caller: str
+
+
+class CallsResent(Message, frozen=True):
+    """Caller to a new incarnation: all that it needs for a replay has been sent."""
+
+    actor: bytes
+
+
+class CallsKept(Message, frozen=True):
+    """Actor to its owner: calls of a dead caller that a replay would need."""
+
+    actor: bytes
+    calls: tuple[PushTask, ...]
+
+
+class KillActor(Message, frozen=True):
+    """To the actor's owner: end it; restart: only its process."""
+
+    actor: bytes
+    restart: bool
+    reason: str
 
 
 # --- owner <-> node -------------------------------------------------------------------------------

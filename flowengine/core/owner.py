@@ -13,6 +13,8 @@ from . import commands as c
 from . import messages as m
 from . import owner_state as s
 from .ids import object_id, task_of
+from .owner_actors import HANDLERS as ACTOR_HANDLERS
+from .owner_actors import ActorRules
 from .owner_heirs import HeirRules
 from .owner_leases import LeaseRules
 from .owner_recovery import RecoveryRules
@@ -21,7 +23,7 @@ from .owner_state import Obj, State, Step, Stream, Task, Waiter
 from .owner_story import UNTOLD, StoryRules
 
 
-class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, StoryRules):
+class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StoryRules):
     """Decides; never waits, sends or reads a clock."""
 
     def handle(self, event: m.Message, now: float, sender: str = "") -> list[Any]:
@@ -43,8 +45,10 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, StoryRules):
         if spec.id in self.tasks and self.submitted_again(self.tasks[spec.id], event):
             return
         self.counters["tasks_submitted"] += 1
-        self.functions.use(spec.function, event.blob)
-        task = Task(spec, (spec.shape, spec.placement), (), (), (), submitted_at=self.now)
+        if spec.actor is None:
+            self.functions.use(spec.function, event.blob)
+        place = spec.placement if spec.life is None else (s.SOLE, *(spec.placement or ("*",)))
+        task = Task(spec, (spec.shape, place), (), (), (), submitted_at=self.now)
         if spec.num_returns < 0:
             task.stream = Stream()
         else:
@@ -57,6 +61,12 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, StoryRules):
         if task.results and all([obj.value is not None for obj in task.results]):
             self.end_at_once(task)
             return
+        if spec.actor is not None:
+            self.called(task)
+            if task.state is State.FAILED:
+                return
+        elif spec.life is not None:
+            self.actor_made(task)
         self.look_at_inputs(task)
 
     def result_of(self, task: Task, index: int) -> Obj:
@@ -88,9 +98,12 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, StoryRules):
                 return
         if not missing:
             task.step(Step.INPUTS_CAME)
-            self.enqueue(task)
+            if task.spec.actor is None:
+                self.enqueue(task)
+            else:
+                self.call_is_ready(task)
             return
-        lease = self.lease_to_follow(task, missing)
+        lease = self.lease_to_follow(task, missing) if task.spec.actor is None else None
         if lease is not None:
             task.step(Step.INPUTS_CAME)
             self.push(lease, task)
@@ -121,7 +134,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, StoryRules):
             return
         self.ran(task, event.began_us, event.run_us, "done")
         self.left_lease(task, event.run_us)
-        self.counters["tasks_executed"] += 1
+        self.counters["tasks_executed" if task.spec.actor is None else "calls_executed"] += 1
         if event.held:
             self.holds(task, event.held, sender)
         if not task.wanted:
@@ -158,6 +171,9 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, StoryRules):
         task.children = None
         if task.claimed is not None:
             self.drop_children(task)
+        if task.spec.actor is not None:
+            self.call_settled(task)
+            return
         keep = task.state is State.DONE and self.keeps_lineage(task)
         inputs, nested = task.inputs, task.nested
         if keep:
@@ -197,7 +213,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, StoryRules):
 
     def erase(self, task: Task) -> None:
         """Nothing is left of the task; its function may go too when no other names it."""
-        if self.tasks.pop(task.spec.id, None) is not None:
+        if self.tasks.pop(task.spec.id, None) is not None and task.spec.actor is None:
             for function in self.functions.leave(task.spec.function):
                 self.forget_function(function)
 
@@ -268,7 +284,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, StoryRules):
 
     def end_later(self, task: Task, error: m.Failed) -> None:
         """As end_badly, for a task that may be queued or running."""
-        if task.state is State.READY:
+        if task.state is State.READY and task.spec.actor is None:
             self.dequeue(task)
         self.end_badly(task, error)
 
@@ -411,6 +427,9 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, StoryRules):
             return
         task.wanted = False
         task.forced = task.forced or force
+        if task.spec.actor is not None:
+            self.send(self.targets[task_of(task.spec.actor.oid)].worker, m.CancelTask(task.spec.id, task.attempt, False))
+            return
         lease = task.lease
         assert lease is not None
         if force and next(iter(lease.inflight)) == task.spec.id:
@@ -549,6 +568,7 @@ HANDLERS: dict[type[Any], Callable[[Owner, Any, str], None]] = {
     s.StreamTaken: Owner.stream_taken,
     s.RefsMade: Owner.refs_made,
     s.InputsGiven: Owner.inputs_given,
+    s.RefFound: Owner.ref_found,
     s.RefsDropped: Owner.refs_dropped,
     s.Exported: Owner.exported,
     s.FreeAsked: Owner.free_asked,
@@ -582,4 +602,5 @@ HANDLERS: dict[type[Any], Callable[[Owner, Any, str], None]] = {
     s.NodeMoved: Owner.node_moved,
     s.DurableBack: Owner.durable_back,
     m.Pong: _ignore,
+    **ACTOR_HANDLERS,
 }

@@ -10,13 +10,14 @@ from ..config import Config
 from . import commands as c
 from . import messages as m
 from .journal import Journal
-from .owner_state import Cost, Demand, Lease, Obj, Parent, Queue, QueueKey, Submitted, Task, Waiter
+from .owner_state import Cost, Demand, Lease, Made, Obj, Parent, Queue, QueueKey, Submitted, Target, Task, Waiter
 
 JOURNAL_ENTRIES = 5_000
 SPANS_KEPT = 20_000  # runs for the timeline
 COUNTERS = (
     "tasks_submitted", "tasks_executed", "tasks_retried", "objects_rebuilt", "objects_inlined", "stale_messages",
-    "stash_entries_forwarded",
+    "stash_entries_forwarded", "actors_started", "actors_alive", "actor_restarts", "calls_executed", "calls_replayed",
+    "checkpoints_taken",
 )  # fmt: skip
 
 
@@ -63,6 +64,7 @@ class OwnerBase(ABC):
         self.me = me
         self.node = node  # address of this host's node
         self.node_id = node_id
+        self.head = ""
         self.config = config
         self.out: list[Any] = []
         self.now = 0.0
@@ -88,6 +90,10 @@ class OwnerBase(ABC):
         self.sent_functions: dict[str, dict[bytes, None]] = {}  # by worker
         self.pipeline_us_max = int(config.pipeline_s_max * 1e6)
         self.parked: dict[tuple[QueueKey, str], Demand] = {}  # at nodes that were declared dead, and may come back
+        # actors
+        self.made: dict[bytes, Made] = {}  # those that were made here
+        self.targets: dict[bytes, Target] = {}  # those that are called from here
+        self.seqs_before: dict[tuple[bytes, bytes], int] = {}  # numbers used before a checkpoint: actor, caller
         # losses
         self.dead: dict[str, None] = {}  # addresses of processes and nodes that are gone for good
         self.parents: dict[bytes, Parent] = {}  # tasks whose code runs here
@@ -202,6 +208,36 @@ class OwnerBase(ABC):
     @abstractmethod
     def forget_function(self, function: bytes) -> None:
         """The function's pickled form is gone here."""
+
+    # --- actors ---
+
+    @abstractmethod
+    def actor_lost(self, task: Task, death: m.Death) -> None:
+        """The actor's process is dead."""
+
+    @abstractmethod
+    def actor_unneeded(self, task: Task) -> bool:
+        """No handle and no call is left: the actor ends, unless it is detached."""
+
+    @abstractmethod
+    def target_gone(self, actor: bytes) -> None:
+        """No handle of a foreign actor is left here."""
+
+    @abstractmethod
+    def turns_came(self, task: Task, sender: str, recorded: tuple[tuple[str, int, bytes], ...]) -> None:
+        """The actor may let out what depends on these turns."""
+
+    @abstractmethod
+    def actor_peer_died(self, address: str) -> None:
+        """A caller or an owner of actors is dead."""
+
+    @abstractmethod
+    def end_later(self, task: Task, error: m.Failed) -> None:
+        """As end_badly, for a task that may be queued or running."""
+
+    @abstractmethod
+    def known(self, ref: m.RefTo) -> Obj:
+        """The record of a reference that this process holds."""
 
     # --- losses ---
 

@@ -265,7 +265,11 @@ class HeirRules(OwnerBase):
         if task is None:
             return
         if event.recorded:
-            task.recorded = {**(task.recorded or {}), **{(k, n): payload for k, n, payload in event.recorded}}
+            if task.recorded is None:
+                task.recorded = {}
+            task.recorded.update({(kind, number): payload for kind, number, payload in event.recorded})
+            if task.spec.life is not None:
+                self.turns_came(task, sender, event.recorded)
         if event.children:
             if task.children is None:
                 task.children = {}

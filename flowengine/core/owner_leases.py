@@ -18,6 +18,7 @@ LEASES_ASKED_MAX = 256
 FUNCTIONS_COSTED_MAX = 10_000
 DETOUR_BYTES = 1 << 20  # smaller inputs move faster than a decision about them
 PENDING = m.Pending()
+SOLE_PLACE = (s.SOLE,)
 
 
 class LeaseRules(OwnerBase):
@@ -139,13 +140,15 @@ class LeaseRules(OwnerBase):
         recorded = tuple([(kind, n, payload) for (kind, n), payload in task.recorded.items()]) if task.recorded else ()
         children = tuple(task.children.items()) if task.children else ()
         run = 1 + task.crashes + task.failures + task.rebuilds
+        made = self.made.get(task.spec.id)
         return m.PushTask(
-            task.spec, task.attempt, lease.id, values, run, stream_have, recorded, children, stream_taken
-        )
+            task.spec, task.attempt, lease.id, values, run, stream_have, recorded, children, stream_taken,
+            checkpoint=made.checkpoint if made is not None else None,
+        )  # fmt: skip
 
     def takes_more(self, lease: Lease) -> bool:
         waiting = len(lease.inflight)
-        if lease.unwanted or lease.taking_back:
+        if lease.unwanted or lease.taking_back or (waiting and lease.queue.key[1][:1] == SOLE_PLACE):
             return False
         if waiting == 0:
             return True

@@ -38,6 +38,9 @@ class RecoveryRules(OwnerBase):
         for task in tasks:
             if task.state is not State.SENT:
                 continue
+            if task.spec.life is not None:
+                self.actor_lost(task, event.death)
+                break
             if not event.death.running or event.death.running == task.spec.id:
                 self.crashed(task, event.death)
                 break
@@ -131,6 +134,7 @@ class RecoveryRules(OwnerBase):
             queue.demand.pop(address, None)
             if queue.count:
                 self.ask(queue)
+        self.actor_peer_died(address)
         self.copies_died(address)
 
     def nodes_changed(self, event: m.NodesChanged, sender: str) -> None:

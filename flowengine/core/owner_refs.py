@@ -13,7 +13,7 @@ from typing import Any
 from . import commands as c
 from . import messages as m
 from . import owner_state as s
-from .ids import object_id, task_of
+from .ids import TASK_ID_BYTES, object_id, task_of
 from .owner_base import OwnerBase
 from .owner_state import Obj, State, Task
 
@@ -66,6 +66,14 @@ class RefRules(OwnerBase):
             if obj.owner and obj.value is None:
                 self.set_value(obj, value, "")
 
+    def ref_found(self, event: s.RefFound, sender: str) -> None:
+        """A reference came from a directory: we introduce ourselves."""
+        obj = self.objects.get(event.oid)
+        if obj is not None and obj.owner and not obj.introduced:
+            obj.introduced += 1
+            self.unannounced.pop(obj.oid, None)
+            self.send(obj.owner, m.BorrowAdded(obj.oid, self.me))
+
     # --- letting go -------------------------------------------------------------------------------
 
     def release(self, first: Obj) -> None:
@@ -84,6 +92,8 @@ class RefRules(OwnerBase):
         if obj.lineage > 0:
             return
         del self.objects[obj.oid]
+        if obj.oid[:TASK_ID_BYTES] in self.targets:
+            self.target_gone(obj.oid[:TASK_ID_BYTES])
         task = self.unward(obj)
         if task is not None:
             self.drop_unneeded(task, stack)
@@ -108,6 +118,9 @@ class RefRules(OwnerBase):
         if obj.lineage > 0 and task is None:
             return  # a root: nobody could make it again
         under_way = task is not None and task.state not in (State.DONE, State.FAILED)
+        if under_way and task is not None and task.spec.life is not None and obj.lineage == 0:
+            self.actor_unneeded(task)
+            return
         if under_way and task is not None and task.stream is None:
             return  # its task has yet to run or is running: the result is dropped when it comes
         if obj.value is not None:

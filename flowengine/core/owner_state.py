@@ -11,8 +11,9 @@ import msgspec
 
 from ..errors import EngineBug
 from .ids import short
-from .messages import Message, RefTo, Shape, TaskSpec, Value
+from .messages import Checkpoint, Message, PushTask, RefTo, Shape, TaskSpec, Value
 
+SOLE = "-sole-"  # first in the placement of what has a process to itself: no node's id
 QueueKey = tuple[Shape, tuple[str, ...]]
 
 
@@ -190,6 +191,47 @@ class Cost(msgspec.Struct):
     run_us: float = -1.0
 
 
+class Line(msgspec.Struct):
+    """Calls of one caller to one actor, in order: those that wait to be sent."""
+
+    waiting: deque[Task]
+    next_seq: int = 0
+
+
+class Target(msgspec.Struct):
+    """An actor as a caller knows it."""
+
+    actor: bytes
+    owner: str
+    incarnation: int = 0
+    state: str = "unknown"
+    worker: str = ""
+    recovery: str = "exactly_once"
+    error: bytes = b""
+    open: int = 0  # calls sent to this incarnation and not answered
+    lines: dict[bytes, Line] = {}
+    # In the order of sending, until a checkpoint covers them; numbers that were not used are sent as empty calls.
+    sent: dict[tuple[bytes, int], Task | PushTask] = {}
+    seqs: dict[bytes, int] = {}  # task -> its number
+
+
+class Made(msgspec.Struct):
+    """An actor that this process made."""
+
+    task: Task
+    incarnation: int = 0
+    state: str = "pending"
+    worker: str = ""
+    error: bytes = b""
+    watchers: dict[str, None] = {}
+    checkpoint: Checkpoint | None = None
+    kept_calls: dict[bytes, PushTask] = {}  # of callers that are dead
+    restarts: int = 0
+    died_in: bytes = b""  # the call that ran when it died last, and how often in a row
+    died_in_times: int = 0
+    ending: str = ""  # why it is not wanted any more
+
+
 class Parent(msgspec.Struct):
     """A task whose user code runs in this process and may submit children."""
 
@@ -327,6 +369,23 @@ class Exported(Message, frozen=True):
 
     refs: tuple[RefTo, ...]
     to: str
+
+
+class RefFound(Message, frozen=True):
+    """A reference came from a directory, not from somebody who introduced us."""
+
+    oid: bytes
+
+
+class Leaving(Message, frozen=True):
+    """This process ends on purpose: what others may need of it goes to them."""
+
+
+class SeqsRestored(Message, frozen=True):
+    """An actor goes on from a checkpoint: the numbers of its next calls to other actors."""
+
+    caller_key: bytes
+    seqs: tuple[tuple[bytes, int], ...]
 
 
 class NodeMoved(Message, frozen=True):

@@ -58,6 +58,18 @@ class Pending(Message, frozen=True):
 Value = Inline | Stored | Failed
 
 
+class ActorLife(Record, frozen=True):
+    """How an actor lives and is recovered; checked when its options were given."""
+
+    recovery: str = "exactly_once"  # or restart, none
+    checkpoint: str = "adaptive"  # or never, a number of calls, or seconds as "30s"
+    max_restarts: int = -1
+    max_concurrency: int = 1
+    detached: bool = False
+    name: str = ""
+    is_async: bool = False
+
+
 class TaskSpec(Record, frozen=True):
     """Everything that is needed to run a task, now or again."""
 
@@ -77,6 +89,9 @@ class TaskSpec(Record, frozen=True):
     priority: float = 0.0
     depth: int = 0
     parent: bytes = b""
+    actor: RefTo | None = None  # a call of this actor; function is its method's name
+    caller_key: bytes = b""  # calls: who calls, by a name that a re-run has again: a task, or an actor
+    life: ActorLife | None = None  # the task is an actor: it runs until it is not needed any more
 
 
 class Death(Record, frozen=True):

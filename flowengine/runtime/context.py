@@ -26,6 +26,8 @@ class Context:
         self.recorded: dict[tuple[str, int], bytes] = {}
         self.noted: list[tuple[str, int, bytes]] = []
         self.push: m.PushTask | None = None
+        self.caller_key = task  # who calls actors, by a name that is the same when it runs again
+        self.actor: bytes | None = None  # the actor whose method this is
         self.is_parent = False  # the machine knows that this task has children or made choices
 
     def next_choice(self, kind: str) -> int:

@@ -27,9 +27,9 @@ from flowengine.config import Config
 from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
-from flowengine.core.ids import TASK_ID_BYTES, child_id, object_id, short
+from flowengine.core.ids import TASK_ID_BYTES, child_id, object_id
 from flowengine.core.owner import Owner
-from flowengine.errors import GetTimeout, StaleSession, unpack_error
+from flowengine.errors import FlowError, GetTimeout, StaleSession, unpack_error
 from flowengine.objects import codec
 from flowengine.objects.segments import Segments
 from flowengine.observe.timeline import spans
@@ -43,6 +43,7 @@ from flowengine.runtime.values import Unbroken, Values
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
+HEAD_AGAIN_S = 0.1
 NAME_DIGITS_MIN = 8  # of a task or object that a story is asked of
 STORY_OBJECTS_MAX = 20
 
@@ -123,6 +124,7 @@ class Session:
         self.owner.node_id = welcome.node_id
         self.session_name = welcome.session
         self.head = welcome.head
+        self.owner.head = welcome.head
         pool_bytes = int(welcome.store_limit_bytes * self.config.pool_fraction)
         self.values = Values(self, Segments(welcome.store_folder, pool_bytes))
 
@@ -279,6 +281,12 @@ class Session:
         ref = ObjectRef(self, oid, owner, heir)
         via = getattr(self.local, "via", b"")
         self.step(s.RefsMade((m.RefTo(oid, owner, heir),), via))
+        return ref
+
+    def ref_found(self, oid: bytes, owner: str, heir: str) -> ObjectRef:
+        """A reference was found in a directory: its owner hears that we hold it."""
+        ref = self.ref_arrived(oid, owner, heir)
+        self.step(s.RefFound(oid))
         return ref
 
     def heir(self) -> str:
@@ -452,6 +460,18 @@ class Session:
             self._drop()
         return self.questions.ask(m.Asked(self.questions.next(), topic, argument, scope), to, timeout_s)
 
+    def ask_head(self, topic: str, argument: Any) -> Any:
+        """Ask the head; asked again while it is being started anew."""
+        end = time.monotonic() + self.config.link_lost_after_s
+        while True:
+            try:
+                return self.ask(self.head, topic, argument)
+            except FlowError:
+                if self.closed or time.monotonic() > end:
+                    raise
+            time.sleep(HEAD_AGAIN_S)
+            self.endpoint.forgive(self.head)
+
     def answer(self, peer: str, question: m.Asked) -> None:
         """A question from another process."""
         topic = question.topic
@@ -464,6 +484,8 @@ class Session:
             content = [msgspec.to_builtins(span) for span in spans(self.owner.spans)]
         elif topic == "story":
             content = self.story(question.argument)
+        elif topic == "worker_of":
+            content = self.owner.worker_of(question.argument)
         elif topic == "commit":
             content = True
         self.endpoint.send(peer, m.Answered(question.request, topic, content))

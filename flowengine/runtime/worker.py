@@ -36,6 +36,7 @@ from flowengine.errors import (
 )
 from flowengine.objects import codec
 from flowengine.refs import Current, ObjectRef
+from flowengine.runtime.actor import CALL, Actor
 from flowengine.runtime.context import Context
 from flowengine.runtime.drive import Drive
 from flowengine.runtime.forks import end_fork, guard_forks
@@ -59,11 +60,12 @@ class Machines:
         """The one door of the process."""
         kind = type(event)
         if kind not in EXECUTOR_HANDLERS:
-            return self.owner.handle(event, now, sender)
+            out = self.owner.handle(event, now, sender)
+            return out if self.executor.host is None else self.executor.host.gate(out, self.executor.node)
         out = self.executor.handle(event, now, sender)
         if kind is m.PeerLost:
             out = [*out, *self.owner.handle(event, now, sender)]
-        return out
+        return out if self.executor.host is None else self.executor.host.gate(out, self.executor.node)
 
 
 class WorkerSession(Session):
@@ -74,7 +76,7 @@ class WorkerSession(Session):
     def __init__(self, settings: WorkerSettings) -> None:
         super().__init__(settings.config, settings.secret, settings.tls, settings.host)
         self.settings = settings
-        self.jobs: queue.SimpleQueue[c.RunTask | None] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[c.RunTask | c.SaveState | None] = queue.SimpleQueue()
         self.blobs: dict[bytes, bytes] = {}
         self.functions: dict[bytes, tuple[Callable[..., Any], list[ObjectRef]]] = {}
         self.in_user_code = False
@@ -103,6 +105,7 @@ class WorkerSession(Session):
             c.CancelChildren: self.cancel_children,
             c.StreamGo: self.stream_go,
             c.DropResults: self.drop_results,
+            c.SaveState: self.save_state,
         }
 
     def enter(self, welcome: m.Welcome) -> None:
@@ -176,6 +179,19 @@ class WorkerSession(Session):
         """The reader has taken items of the running stream."""
         self.stream_moved.put(command.items)
 
+    def save_state(self, command: c.SaveState) -> None:
+        """The actor's main thread comes to it between two calls."""
+        self.jobs.put(command)
+
+    @property
+    def context(self) -> Context:
+        """The code that runs: of this thread or coroutine when it is an actor's call, else of the process."""
+        return CALL.get(None) or self.base_context
+
+    @context.setter
+    def context(self, context: Context) -> None:
+        self.base_context = context
+
     def drop_results(self, command: c.DropResults) -> None:
         """Results whose owner is gone."""
         self.endpoint.send(self.node, m.ObjectFreed(command.oids))
@@ -198,6 +214,10 @@ class WorkerSession(Session):
 
     def note(self, kind: str, number: int, payload: bytes) -> None:
         """The running task made a choice: its owner is told."""
+        context = self.context
+        if context.actor is not None:
+            self.step(s.Noted(context.actor, f"{kind}:{context.task.hex()}", number, payload))
+            return
         if not self.context.is_parent:
             self.begin_parent()
         super().note(kind, number, payload)
@@ -217,9 +237,10 @@ class WorkerSession(Session):
         """The main thread's life."""
         signal.signal(INTERRUPT_SIGNAL, self.on_interrupt)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda number, frame: self.jobs.put(None))
         while True:
             job = self.jobs.get()
-            if job is None:
+            if not isinstance(job, c.RunTask):
                 return
             push = job.push
             note_running(self.running_note, push.spec, push.attempt)
@@ -227,6 +248,10 @@ class WorkerSession(Session):
             if self.jobs.empty():
                 flush_streams()  # before the answer, since the program may end the engine when it has that
             self.step(TaskEnded(push.spec.id, push.attempt, answer))
+
+    def note_running(self, spec: m.TaskSpec, attempt: int) -> None:
+        """For the account of a death: what runs."""
+        note_running(self.running_note, spec, attempt)
 
     def function(self, name: bytes) -> Callable[..., Any]:
         """The function behind a name."""
@@ -240,12 +265,18 @@ class WorkerSession(Session):
         """Questions about this worker; `arm` arms a named point of the failure laboratory."""
         if question.topic == "arm":
             self.arms.add(question.argument)
+        if question.topic == "actor" and self.executor is not None and self.executor.host is not None:
+            state = self.executor.host.describe()
+            self.endpoint.send(peer, m.Answered(question.request, question.topic, state))
+            return
         super().answer(peer, question)
 
     def at_point(self, point: str, what: bytes = b"") -> None:
         """A named point of the failure laboratory is passed."""
         if self.arms.points:
-            self.arms.passed(point, self.context.name, self.context.task.hex())
+            context = self.context
+            actor = context.actor.hex() if context.actor is not None else ""
+            self.arms.passed(point, (context.name, context.task.hex(), actor))
 
 
 class Run:
@@ -280,12 +311,45 @@ class Run:
             session.in_user_code = False
             session.pending_signal = None
 
+    def answer_call(self, context: Context, invoke: Callable[[], tuple[m.Value, ...]]) -> m.TaskDone | m.TaskFailed:
+        """Run one call of an actor and say how it went; never raises."""
+        self.began_us = time.monotonic_ns() // 1000
+        self.session.note_running(self.spec, self.push.attempt)
+        try:
+            return self.done_call(context, invoke())
+        except BaseException as error:
+            return self.failed_call(context, error)
+        finally:
+            self.session.pending_signal = None
+
+    def done_call(self, context: Context, values: tuple[m.Value, ...]) -> m.TaskDone:
+        """The answer of a call that ended well."""
+        self.drop_given()
+        items = self.items if self.spec.num_returns < 0 else 0
+        held = self.session.owner.still_held()
+        return m.TaskDone(self.spec.id, self.push.attempt, values, self.run_us(), held, (), items, self.began_us)
+
+    def failed_call(self, context: Context, error: BaseException) -> m.TaskFailed:
+        """The answer of a call that raised."""
+        self.session.in_user_code = False
+        kind = "cancelled" if isinstance(error, TaskCancelled) else "task"
+        if isinstance(error, TaskTimeout):
+            kind = "timeout"
+        blob = pack_error(error) if kind != "task" else pack_error(error, self.spec.name, traceback_text(error))
+        error.__traceback__ = None
+        self.drop_given()
+        held = self.session.owner.still_held()
+        run_us = self.run_us()
+        return m.TaskFailed(self.spec.id, self.push.attempt, blob, kind, False, run_us, held, began_us=self.began_us)
+
     def run(self) -> tuple[m.Value, ...]:
         session, spec = self.session, self.spec
         session.at_point("task.before_run")
         function = session.function(spec.function)
         try:
             session.enter_user_code()
+            if spec.life is not None:
+                Actor(session, self).live(function)
             args, kwargs = self.arguments()
             result = function(*args, **kwargs)
             if spec.num_returns < 0:
@@ -419,12 +483,18 @@ class Run:
 
     def leave(self, cancel: bool) -> None:
         session = self.session
-        if self.given:
-            session.dropped.extend(self.given)
-        if session.dropped:
-            session._drop()
+        self.drop_given()
         if session.context.is_parent:
             session.drive.step(s.ParentEnded(self.spec.id, cancel))
+
+    def drop_given(self) -> None:
+        """The inputs are not needed any more, nor what the collector found."""
+        session = self.session
+        if self.given:
+            session.dropped.extend(self.given)
+            self.given = ()
+        if session.dropped:
+            session._drop()
 
     def run_us(self) -> int:
         return time.monotonic_ns() // 1000 - self.began_us
@@ -479,4 +549,6 @@ def main(settings: WorkerSettings) -> int:
     session = WorkerSession(settings)
     session.open(settings.node)
     session.work()
+    session.step(s.Leaving())
+    session.close()
     return 0

@@ -1,0 +1,240 @@
+"""Remote classes, handles of actors, and the verbs on them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from .core import messages as m
+from .core.ids import TASK_ID_BYTES, object_id
+from .errors import ActorNotFound, BadType, BadValue, UsageError
+from .functions import STREAM, Plan, pack_call, start_default
+from .objects import codec
+from .options import ActorOptions, TaskOptions, actor_options, task_options
+from .refs import Current, ObjectRef, StreamOfRefs, checked, current_session
+
+if TYPE_CHECKING:
+    from .runtime.session import Session
+
+METHOD_OPTIONS = ("num_returns", "timeout_s", "name")
+
+
+class ActorClass:
+    """A class whose instances live in processes of their own: C.remote(...) gives a handle at once."""
+
+    def __init__(self, cls: type, options: ActorOptions) -> None:
+        self._class = cls
+        self._options = options
+        self._plan: Plan | None = None
+        self.__doc__ = cls.__doc__
+        self.__name__ = cls.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise BadType(f"{self.__name__} is a remote class: call {self.__name__}.remote(...)")
+
+    def options(self, **given: Any) -> ActorClass:
+        """The same class with other options; raises BadValue or BadType at once."""
+        return ActorClass(self._class, actor_options(given, self._options))
+
+    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+        """Make an actor; its constructor runs in its own process. With a name that is taken: BadValue."""
+        session = Current.session or start_default()
+        options = self._options
+        if options.name and options.get_if_exists:
+            try:
+                return get_actor(options.name)
+            except ActorNotFound:
+                pass  # then it is made
+        plan = self._plan
+        if plan is None or plan.session is not session:
+            plan = self._plan = Plan(session, self._class, options.task, self.__name__)
+        spec, held = pack_call(plan, args, kwargs) if args or kwargs else (plan.spec(b"", None, (), ()), None)
+        life = m.ActorLife(
+            options.recovery, options.checkpoint, options.max_restarts, options.max_concurrency, options.detached,
+            options.name, any(inspect.iscoroutinefunction(member) for member in vars_of(self._class).values()),
+        )
+        check_promise(self.__name__, life)
+        shape = tuple((name, amount) for name, amount in spec.shape if name != "CPU")
+        spec = msgspec.structs.replace(spec, life=life, num_returns=1, shape=shape, name=self.__name__, max_retries=-1)
+        ref = ObjectRef(session, object_id(spec.id, 0), session.address, session.heir())
+        handle = ActorHandle(ref, self.__name__, methods_of(self._class))
+        if options.name:
+            claim(session, options.name, handle, spec)
+        session.submit(spec, plan.blob)
+        del held
+        return handle
+
+    def __repr__(self) -> str:
+        return f"ActorClass({self.__name__})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_plan": None}
+
+
+def check_promise(name: str, life: m.ActorLife) -> None:
+    """Refuse what cannot be kept: with several threads nobody knows in which order they touched the state."""
+    if life.recovery == "exactly_once" and life.max_concurrency > 1 and not life.is_async:
+        raise BadValue(
+            f"{name}: max_concurrency={life.max_concurrency} runs methods in threads, whose order cannot be repeated, so "
+            'recovery="exactly_once" cannot be promised: use recovery="restart" or "none"'
+        )
+
+
+def vars_of(cls: type) -> dict[str, Any]:
+    """Members of a class and its bases."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if base is not object:
+            found.update(vars(base))
+    return found
+
+
+def methods_of(cls: type) -> tuple[str, ...]:
+    """Names of the methods that a handle offers."""
+    return tuple(name for name, member in vars_of(cls).items() if callable(member) or isinstance(member, staticmethod))
+
+
+class ActorHandle:
+    """A reference to an actor; its attributes are methods: a.method.remote(...). The actor ends with the last handle."""
+
+    def __init__(self, ref: ObjectRef, name: str, methods: tuple[str, ...]) -> None:
+        self._ref = ref
+        self._name = name
+        self._methods = dict.fromkeys(methods)
+
+    def __getattr__(self, name: str) -> ActorMethod:
+        if name.startswith("__") or name not in self._methods:
+            raise AttributeError(f"actor {self._name} has no method {name!r}; it has {', '.join(self._methods)}")
+        return ActorMethod(self, name, DEFAULTS)
+
+    @property
+    def actor_id(self) -> str:
+        """The actor's name as hex digits."""
+        return self._ref.oid[:TASK_ID_BYTES].hex()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ActorHandle, (self._ref, self._name, tuple(self._methods))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ActorHandle) and other._ref == self._ref
+
+    def __hash__(self) -> int:
+        return hash(self._ref)
+
+    def __repr__(self) -> str:
+        return f"ActorHandle({self._name} {self.actor_id[:12]})"
+
+
+DEFAULTS = task_options({})
+
+
+class ActorMethod:
+    """A method of an actor: .remote(...) submits a call, .options(...) changes its options."""
+
+    def __init__(self, handle: ActorHandle, name: str, options: TaskOptions) -> None:
+        self._handle = handle
+        self._name = name
+        self._options = options
+
+    def options(self, **given: Any) -> ActorMethod:
+        """num_returns, timeout_s, name."""
+        for option in given:
+            if option not in METHOD_OPTIONS:
+                raise BadValue(f"a call has no option {option!r}; it has {', '.join(METHOD_OPTIONS)}")
+        return ActorMethod(self._handle, self._name, task_options(given, self._options))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise BadType(f"{self._name} is a method of an actor: call .{self._name}.remote(...)")
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Submit one call; calls of one caller run in the order of their submission."""
+        handle, options = self._handle, self._options
+        session = checked(handle._ref)
+        plan = CallPlan(session, handle, self._name, options)
+        spec, held = pack_call(plan, args, kwargs) if args or kwargs else (plan.spec(b"", None, (), ()), None)
+        session.submit(spec, None)
+        del held
+        owner, heir = session.address, session.heir()
+        if spec.num_returns == 1:
+            return ObjectRef(session, object_id(spec.id, 0), owner, heir)
+        if spec.num_returns == STREAM:
+            return StreamOfRefs(session, spec.id)
+        if spec.num_returns == 0:
+            return None
+        return [ObjectRef(session, object_id(spec.id, index), owner, heir) for index in range(spec.num_returns)]
+
+
+class CallPlan:
+    """What pack_call needs to know about a call."""
+
+    def __init__(self, session: Session, handle: ActorHandle, method: str, options: TaskOptions) -> None:
+        self.session = session
+        self.actor = handle._ref.to()
+        self.method = method
+        self.name = options.name or f"{handle._name}.{method}"
+        self.options = options
+
+    def spec(
+        self, args: bytes, whole: m.RefTo | None, deps: tuple[m.RefTo, ...], nested: tuple[m.RefTo, ...]
+    ) -> m.TaskSpec:
+        """The entry of the call."""
+        session, options = self.session, self.options
+        context = session.context
+        return m.TaskSpec(
+            session.new_child(), self.method.encode(), self.name, args, whole, deps, nested,
+            STREAM if options.num_returns == "stream" else int(options.num_returns), (), (), 0, b"",
+            options.timeout_s or 0.0, 0.0, context.depth, context.task, self.actor, context.caller_key,
+        )
+
+
+def claim(session: Session, name: str, handle: ActorHandle, spec: m.TaskSpec) -> None:
+    """Enter the name at the head; raises BadValue when another actor has it."""
+    blob = codec.to_inline(codec.pack((handle._name, tuple(handle._methods))))
+    ref = handle._ref
+    entry = [spec.id.hex(), blob, ref.oid, ref.owner, ref.heir]
+    if not session.ask_head("name.claim", [name, entry]):
+        raise BadValue(f"there is an actor with the name {name!r} already")
+
+
+def get_actor(name: str) -> ActorHandle:
+    """The handle of a named actor; raises ActorNotFound."""
+    if not isinstance(name, str) or not name:
+        raise BadType(f"an actor's name is a string, not {name!r}")
+    session = Current.session or start_default()
+    entry = session.ask_head("name.get", name)
+    if entry is None:
+        raise ActorNotFound(f"there is no actor with the name {name!r}")
+    _, blob, oid, owner, heir = entry
+    found: Any = codec.from_inline(blob)
+    class_name, methods = found
+    return ActorHandle(session.ref_found(oid, owner, heir), class_name, methods)
+
+
+def kill(actor: ActorHandle, restart: bool = False) -> None:
+    """End an actor at once: what waits or runs fails with ActorDied. restart: only its process is killed."""
+    if not isinstance(actor, ActorHandle):
+        raise BadType(f"kill takes the handle of an actor, not {actor!r}")
+    ref = actor._ref
+    session = checked(ref)
+    message = m.KillActor(ref.oid[:TASK_ID_BYTES], bool(restart), "it was killed with flow.kill")
+    if ref.owner == session.address:
+        session.step(message)
+    else:
+        session.endpoint.send(ref.owner, message)
+
+
+def exit_actor() -> None:
+    """Inside of a method: the call ends well with None, and the actor ends with it."""
+    session = current_session()
+    if session.context.actor is None:
+        raise UsageError("exit_actor is for methods of actors")
+    from .runtime.actor import ExitActor
+
+    raise ExitActor
+
+
+def actor_class(cls: Any, given: dict[str, Any]) -> ActorClass:
+    """What the decorator makes of a class."""
+    return ActorClass(cls, actor_options(given))

@@ -1,0 +1,434 @@
+"""The ActorHost machine: in which order an actor runs the calls of its callers, and how it comes back. Pure.
+
+Each caller numbers its calls; a call runs when all before it of the same caller have run. The order between callers is
+a choice: when the caller changes, a turn (calls before, caller, number) goes to the actor's owner, and nothing that
+depends on it leaves for anybody else before the owner has it (after Lineage Stash, SOSP'19, with f = 1). A new
+incarnation begins from the last checkpoint and runs the turns again; calls that were done are not done twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from ..errors import TaskCancelled, pack_error
+from ..recovery.checkpoint import Work, is_due
+from . import commands as c
+from . import messages as m
+from .ids import short
+
+REPLIES_KEPT_MAX = 2_000
+REPLIES_KEPT_BYTES_MAX = 16 << 20
+CALLERS_KEPT_MAX = 20_000
+REPLY_DELAY_S_MAX = 0.001
+
+
+class Snapshot(m.Record, frozen=True):
+    """What the machine needs to go on from a checkpoint."""
+
+    calls: int
+    frontiers: tuple[tuple[bytes, int], ...]
+    last_caller: bytes
+    replies: tuple[tuple[bytes, bytes, m.Value | None, bytes], ...]  # call, caller, value or None, error
+    seqs: tuple[tuple[bytes, int], ...] = ()  # the actor's own calls to others
+
+
+class HostReady(m.Message, frozen=True):
+    """The shell has constructed the actor, or restored it."""
+
+    snapshot: Any  # Snapshot or None
+    error: bytes = b""
+
+
+class CallEnded(m.Message, frozen=True):
+    """The shell has run a call."""
+
+    call: bytes
+    answer: Any
+
+
+class StateSaved(m.Message, frozen=True):
+    """The shell has pickled the state after so many calls; value: a Checkpoint, or None when it cannot be pickled."""
+
+    calls: int
+    value: Any
+    cost_s: float
+
+
+class CallDeadline(m.Message, frozen=True):
+    """Timer: the time limit of a call is over."""
+
+    task: bytes
+    attempt: int
+    killing: bool = False
+
+
+class Arrived(msgspec.Struct):
+    """A call that waits."""
+
+    push: m.PushTask
+    sender: str
+
+
+class ActorHost:
+    """Decides; never waits, sends or reads a clock."""
+
+    def __init__(self, push: m.PushTask, owner: str, me: str) -> None:
+        life = push.spec.life
+        assert life is not None
+        self.push = push
+        self.id = push.spec.id
+        self.life = life
+        self.owner = owner
+        self.me = me
+        self.out: list[Any] = []
+        self.now = 0.0
+        self.ready = False
+        self.calls = 0  # calls begun
+        self.frontiers: dict[bytes, int] = {}  # caller -> number of its last call that has begun
+        self.last_caller = b""
+        self.waiting: dict[bytes, dict[int, Arrived]] = {}
+        self.order: deque[tuple[bytes, int]] = deque()  # arrival
+        self.running: dict[bytes, Arrived] = {}
+        self.replies: dict[bytes, tuple[bytes, Any]] = {}
+        self.reply_bytes = 0
+        self.addresses: dict[bytes, str] = {}
+        self.uncovered: dict[bytes, Arrived] = {}
+        self.turns: dict[int, tuple[bytes, int]] = {}
+        self.skips: dict[int, None] = {}
+        self.awaited: dict[str, None] = {}  # callers that have yet to send their calls again
+        self.resent: dict[str, None] = {}  # those that have
+        self.callers_known = push.attempt == 1
+        self.recovering = push.attempt > 1
+        self.replayed = 0
+        self.noted_turn = -1
+        self.kept_turn = -1
+        self.unanswered_since = -1.0
+        self.held: list[c.Send] = []  # what may go out when the owner has the turns
+        self.work = Work(deaths=push.run - 1)
+        self.saving = False
+        self.saved: dict[int, dict[bytes, int]] = {}  # frontiers of checkpoints under way
+        self.policy = life.checkpoint if life.recovery == "exactly_once" else "never"
+        for kind, number, payload in push.recorded:
+            if kind == "turn":
+                self.turns[number] = (payload[:-8], int.from_bytes(payload[-8:], "big"))
+            elif kind == "skip":
+                self.skips[number] = None
+        self.planned_to = max([*self.turns, *self.skips], default=-1)
+        self.limit = life.max_concurrency if not life.is_async else max(life.max_concurrency, 1000)
+
+    def told(self, event: Any, sender: str) -> None:
+        """Anything but a call."""
+        kind = type(event)
+        if kind is CallEnded:
+            self.call_ended(event)
+        elif kind is HostReady:
+            self.host_ready(event)
+        elif kind is StateSaved:
+            self.state_saved(event)
+        elif kind is m.TurnsKept:
+            self.turns_kept(event.turn)
+        elif kind is m.CheckpointKept:
+            self.checkpoint_kept(event.calls)
+        elif kind is m.CallersKnown:
+            self.callers_known_now(event)
+        elif kind is m.CallerGone:
+            self.caller_gone(event.caller)
+        elif kind is m.CallsResent:
+            self.calls_resent(sender)
+
+    def describe(self) -> dict[str, Any]:
+        """Where the actor is, for people."""
+        return {
+            "calls": self.calls,
+            "running": [item.push.spec.name for item in self.running.values()],
+            "waiting": {short(caller): sorted(line) for caller, line in self.waiting.items()},
+            "frontiers": {short(caller): seq for caller, seq in self.frontiers.items()},
+            "recovering": self.recovering,
+            "planned_to": self.planned_to,
+            "waits_for_callers": list(self.awaited),
+            "holds_back": len(self.held),
+        }
+
+    # --- beginning ------------------------------------------------------------------------------------------
+
+    def host_ready(self, event: HostReady) -> None:
+        """Constructed or restored: the owner tells the callers."""
+        if not event.error:
+            self.ready = True
+            self.work.last_at = self.now
+            if event.snapshot is not None:
+                self.restore(event.snapshot)
+        self.send(self.owner, m.ActorReady(self.id, self.push.attempt, self.me, event.error))
+        self.run_next()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self.calls = snapshot.calls
+        self.frontiers = dict(snapshot.frontiers)
+        self.last_caller = snapshot.last_caller
+        for call, caller, value, error in snapshot.replies:
+            answer: Any = m.TaskFailed(call, 1, error, "task", False, -1)
+            if value is not None:
+                answer = m.TaskDone(call, 1, (value,), -1)
+            self.remember(call, caller, answer)
+
+    def snapshot(self, seqs: tuple[tuple[bytes, int], ...]) -> Snapshot:
+        """What goes into a checkpoint; replies of one inline value or error are kept for callers that run again."""
+        replies: list[tuple[bytes, bytes, m.Value | None, bytes]] = []
+        for call, (caller, answer) in self.replies.items():
+            if type(answer) is m.TaskFailed:
+                replies.append((call, caller, None, answer.error))
+            elif len(answer.values) == 1 and type(answer.values[0]) is m.Inline and not answer.values[0].contained:
+                replies.append((call, caller, answer.values[0], b""))
+        return Snapshot(self.calls, tuple(self.frontiers.items()), self.last_caller, tuple(replies), seqs)
+
+    # --- calls come ------------------------------------------------------------------------------------------
+
+    def call_came(self, push: m.PushTask, sender: str) -> None:
+        """A call, new or again."""
+        caller, seq = push.spec.caller_key, push.seq
+        self.addresses[caller] = sender
+        item = Arrived(push, sender)
+        if seq <= self.frontiers.get(caller, -1):
+            self.done_before(push, sender)
+            return
+        line = self.waiting.setdefault(caller, {})
+        if seq not in line:
+            self.order.append((caller, seq))
+        line[seq] = item
+        self.run_next()
+
+    def done_before(self, push: m.PushTask, sender: str) -> None:
+        """The call has begun here, or before the checkpoint: answer again what was answered."""
+        running = self.running.get(push.spec.id)
+        if running is not None:
+            running.sender = sender
+            return
+        known = self.replies.get(push.spec.id)
+        if known is not None:
+            self.reply(sender, msgspec.structs.replace(known[1], attempt=push.attempt))
+
+    def callers_known_now(self, event: m.CallersKnown) -> None:
+        """Who will send calls again."""
+        self.callers_known = True
+        for caller in event.callers:
+            if caller not in self.resent:
+                self.awaited[caller] = None
+        self.run_next()
+
+    def calls_resent(self, sender: str) -> None:
+        """A caller has sent all that a replay needs of it."""
+        self.resent[sender] = None
+        self.awaited.pop(sender, None)
+        self.run_next()
+
+    def caller_gone(self, caller: str) -> None:
+        """A caller is dead: its calls would be missed in a replay, so the owner keeps them."""
+        self.awaited.pop(caller, None)
+        lost = tuple([item.push for item in self.uncovered.values() if item.sender == caller])
+        if lost and caller != self.owner:
+            self.send(self.owner, m.CallsKept(self.id, lost))
+        self.run_next()
+
+    # --- running ----------------------------------------------------------------------------------------------
+
+    def run_next(self) -> None:
+        """Begin what may run now."""
+        while self.ready and len(self.running) < self.limit and not (self.saving and self.limit == 1):
+            item = self.choose()
+            if item is None:
+                return
+            self.begin(item)
+
+    def choose(self) -> Arrived | None:
+        """The next call: by the recorded turns while there are any, then in order of arrival."""
+        if self.calls <= self.planned_to:
+            return self.taken(*self.planned_turn())
+        if self.recovering:
+            seq = self.frontiers.get(self.last_caller, -1) + 1
+            item = self.waiting.get(self.last_caller, {}).get(seq)
+            if item is not None and item.push.seen:
+                return self.taken(self.last_caller, seq)
+            if not self.callers_known or self.awaited:
+                return None
+            self.recovering = False
+            self.send(self.owner, m.ActorRecovered(self.id, self.push.attempt, self.replayed))
+        for index, (caller, seq) in enumerate(self.order):
+            if seq == self.frontiers.get(caller, -1) + 1:
+                del self.order[index]
+                return self.waiting[caller][seq]
+        return None
+
+    def taken(self, caller: bytes, seq: int) -> Arrived | None:
+        """This call, if it has come, out of the order of arrival."""
+        item = self.waiting.get(caller, {}).get(seq)
+        if item is not None:
+            self.order.remove((caller, seq))
+        return item
+
+    def planned_turn(self) -> tuple[bytes, int]:
+        """Who called at this point of the last incarnation."""
+        turn = self.turns.get(self.calls)
+        if turn is not None:
+            return turn
+        return self.last_caller, self.frontiers.get(self.last_caller, -1) + 1
+
+    def begin(self, item: Arrived) -> None:
+        push = item.push
+        caller = push.spec.caller_key
+        line = self.waiting[caller]
+        del line[push.seq]
+        if not line:
+            del self.waiting[caller]
+        number = self.calls
+        self.calls += 1
+        self.frontiers.pop(caller, None)
+        self.frontiers[caller] = push.seq
+        if len(self.frontiers) > CALLERS_KEPT_MAX:
+            del self.frontiers[next(iter(self.frontiers))]
+        if caller != self.last_caller and number not in self.turns and self.life.recovery == "exactly_once":
+            self.note("turn", number, caller + push.seq.to_bytes(8, "big"))
+        self.last_caller = caller
+        self.replayed += self.recovering
+        if self.life.recovery == "exactly_once":
+            self.uncovered[push.spec.id] = item
+        self.work.calls += 1
+        if not push.spec.function:
+            return
+        if number in self.skips:
+            self.finish(item, self.cancelled(push))
+            return
+        self.running[push.spec.id] = item
+        if push.spec.timeout_s > 0:
+            self.out.append(c.SetTimer(push.spec.timeout_s, self.deadline(push)))
+        self.out.append(c.RunTask(push, item.sender))
+
+    def deadline(self, push: m.PushTask) -> m.Message:
+        """The timer event of a call's time limit."""
+        return CallDeadline(push.spec.id, push.attempt)
+
+    def note(self, kind: str, number: int, payload: bytes) -> None:
+        self.noted_turn = number
+        self.send(self.owner, m.StashAdded(self.id, self.push.attempt, ((kind, number, payload),)))
+
+    def cancelled(self, push: m.PushTask) -> m.TaskFailed:
+        error = pack_error(TaskCancelled(f"call {push.spec.name} {short(push.spec.id)} was cancelled before it began"))
+        return m.TaskFailed(push.spec.id, push.attempt, error, "cancelled", False, -1)
+
+    def cancel(self, call: bytes) -> bool:
+        """A caller cancels; True when the call runs and has to be interrupted."""
+        if call in self.running:
+            return True
+        for line in self.waiting.values():
+            for item in line.values():
+                if item.push.spec.id == call and item.push.spec.function:
+                    self.reply(item.sender, self.cancelled(item.push))
+                    empty = msgspec.structs.replace(item.push.spec, function=b"")
+                    item.push = msgspec.structs.replace(item.push, spec=empty)
+                    return False
+        return False
+
+    def call_ended(self, event: CallEnded) -> None:
+        """A call is over: answer, see whether a checkpoint is due, go on."""
+        item = self.running.pop(event.call, None)
+        if item is not None:
+            self.work.run_s += max(event.answer.run_us, 0) / 1e6
+            self.finish(item, event.answer)
+        if not self.saving and not self.recovering and is_due(self.policy, self.work, self.now):
+            if not self.running:
+                self.save()
+        self.run_next()
+
+    def finish(self, item: Arrived, answer: Any) -> None:
+        self.remember(item.push.spec.id, item.push.spec.caller_key, answer)
+        self.reply(item.sender, answer)
+
+    def remember(self, call: bytes, caller: bytes, answer: Any) -> None:
+        self.replies[call] = (caller, answer)
+        self.reply_bytes += size_of(answer)
+        while len(self.replies) > REPLIES_KEPT_MAX or self.reply_bytes > REPLIES_KEPT_BYTES_MAX:
+            _, oldest = self.replies.pop(next(iter(self.replies)))
+            self.reply_bytes -= size_of(oldest)
+
+    # --- what goes out --------------------------------------------------------------------------------------
+
+    def reply(self, to: str, answer: Any) -> None:
+        """Answer; while more calls wait, answers may wait for each other a little."""
+        lazy = False
+        if self.order:
+            if self.unanswered_since < 0:
+                self.unanswered_since = self.now
+            lazy = self.now - self.unanswered_since < REPLY_DELAY_S_MAX and answer.run_us < 500
+        if not lazy:
+            self.unanswered_since = -1.0
+        self.out.append(c.Send(to, answer, lazy))
+
+    def send(self, to: str, message: m.Message) -> None:
+        """To the owner at once; to others when the owner has all turns that the message may depend on."""
+        self.out.append(c.Send(to, message))
+
+    @property
+    def gated(self) -> bool:
+        """Whether turns are on their way to the owner."""
+        return self.noted_turn > self.kept_turn
+
+    def gate(self, commands: list[Any], node: str) -> list[Any]:
+        """Hold back messages to others while turns are on their way; order per receiver stays."""
+        if not self.gated:
+            return commands
+        out = []
+        for command in commands:
+            if type(command) is c.Send and command.to not in (self.owner, node):
+                self.held.append(command)
+            else:
+                out.append(command)
+        return out
+
+    def turns_kept(self, turn: int) -> None:
+        """The owner has the turns up to this one: what depended on them may go."""
+        self.kept_turn = max(self.kept_turn, turn)
+        if not self.gated:
+            self.out.extend(self.held)
+            self.held = []
+
+    # --- checkpoints -----------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Have the state pickled between two calls."""
+        self.saving = True
+        self.saved[self.calls] = dict(self.frontiers)
+        self.out.append(c.SaveState(self.calls))
+
+    def state_saved(self, event: StateSaved) -> None:
+        """The state is pickled: the owner keeps it."""
+        self.saving = False
+        if event.value is None:
+            self.policy = "never"
+            self.saved.pop(event.calls, None)
+        else:
+            self.work.calls, self.work.run_s, self.work.last_at = 0, 0.0, self.now
+            self.work.cost_s += (event.cost_s - self.work.cost_s) * 0.5
+            self.send(self.owner, m.CheckpointTaken(self.id, self.push.attempt, event.value))
+        self.run_next()
+
+    def checkpoint_kept(self, calls: int) -> None:
+        """The owner holds the checkpoint: callers need not keep what it covers."""
+        frontiers = self.saved.pop(calls, None)
+        if frontiers is None:
+            return
+        for call, item in list(self.uncovered.items()):
+            if item.push.seq <= frontiers.get(item.push.spec.caller_key, -1):
+                del self.uncovered[call]
+        for caller, seq in frontiers.items():
+            address = self.addresses.get(caller)
+            if address is not None:
+                self.send(address, m.CallsCovered(self.id, caller, seq))
+
+
+def size_of(answer: Any) -> int:
+    """What keeping an answer takes."""
+    if type(answer) is m.TaskFailed:
+        return len(answer.error)
+    return sum(len(value.blob) if type(value) is m.Inline else 64 for value in answer.values)

@@ -1,0 +1,286 @@
+"""An actor in its worker process: the constructor or a restored state, then calls, one by one, in threads or on a loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import os
+import queue
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowengine.core import commands as c
+from flowengine.core import messages as m
+from flowengine.core import owner_state as s
+from flowengine.core.actor_host import CallEnded, HostReady, Snapshot, StateSaved
+from flowengine.errors import pack_error, traceback_text
+from flowengine.objects import codec
+from flowengine.refs import Current, ObjectRef
+from flowengine.runtime.context import Context
+from flowengine.runtime.forks import end_fork
+
+if TYPE_CHECKING:
+    from flowengine.runtime.worker import Run, WorkerSession
+
+STATE_IN_MESSAGE_BYTES_MAX = 4 << 20  # a larger state goes to a file
+CALL: contextvars.ContextVar[Context] = contextvars.ContextVar("flowengine_call")
+
+
+class ExitActor(BaseException):
+    """Raised by flow.exit_actor() through the method."""
+
+
+class Actor:
+    """The instance and how its calls are run; made in the main thread, which stays in `live` until the process ends."""
+
+    def __init__(self, session: WorkerSession, run: Run) -> None:
+        self.session = session
+        self.run = run
+        self.push = run.push
+        self.id = run.spec.id
+        self.owner = run.caller
+        self.recorded: dict[str, dict[tuple[str, int], bytes]] = {}
+        for kind, number, payload in self.push.recorded:
+            plain, _, call = kind.partition(":")
+            if call:
+                self.recorded.setdefault(call, {})[plain, number] = payload
+        self.instance: Any = None
+        self.files: list[str] = []
+
+    def live(self, cls: Any) -> None:
+        """Construct or restore, then run calls; returns never."""
+        session, life = self.session, self.push.spec.life
+        assert life is not None
+        session.step(s.ParentBegan(self.id, self.owner, self.push.attempt, ()))
+        session.context.is_parent = True
+        try:
+            snapshot = self.begin(cls)
+        except BaseException as error:
+            blob = pack_error(error, f"{self.push.spec.name}.__init__", traceback_text(error))
+            session.in_user_code = False
+            session.step(HostReady(None, blob))
+            queue.SimpleQueue[None]().get()  # its owner has the process killed
+            return
+        session.in_user_code = False
+        session.step(HostReady(snapshot))
+        if life.is_async:
+            asyncio.run(self.serve_async())
+        elif life.max_concurrency > 1:
+            self.serve_threads(life.max_concurrency)
+        else:
+            self.serve()
+
+    def begin(self, cls: Any) -> Snapshot | None:
+        checkpoint = self.push.checkpoint
+        if checkpoint is None or not isinstance(checkpoint.value, m.Inline):
+            args, kwargs = self.run.arguments()
+            self.session.enter_user_code()
+            self.instance = cls(*args, **kwargs)
+            return None
+        blob = checkpoint.value.blob
+        if checkpoint.path:
+            blob = Path(checkpoint.path).read_bytes()
+            self.files.append(checkpoint.path)
+        state, snapshot = self.session.values.unpacked(b"", blob, None, True)
+        self.instance = cls.__new__(cls)
+        restore_state(self.instance, state)
+        assert isinstance(snapshot, Snapshot)
+        self.session.step(s.SeqsRestored(self.id, snapshot.seqs))
+        return snapshot
+
+    # --- running calls ---------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """One call at a time, in the main thread."""
+        while True:
+            job = self.session.jobs.get()
+            if isinstance(job, c.SaveState):
+                self.save(job.calls)
+            elif job is not None:
+                self.finish(job.push, self.call(job))
+
+    def call(self, job: c.RunTask) -> m.TaskDone | m.TaskFailed:
+        run = self.new_run(job)
+        self.session.context = context = self.new_context(job)
+        return run.answer_call(context, lambda: self.invoke(run))
+
+    def serve_threads(self, count: int) -> None:
+        """Up to so many calls at a time, in threads."""
+        pool = ThreadPoolExecutor(count, thread_name_prefix="flowengine-call")
+        while True:
+            job = self.session.jobs.get()
+            if isinstance(job, c.RunTask):
+                pool.submit(self.call_in_thread, job)
+
+    def call_in_thread(self, job: c.RunTask) -> None:
+        run = self.new_run(job)
+        context = self.new_context(job)
+        CALL.set(context)
+        self.finish(job.push, run.answer_call(context, lambda: self.invoke(run)))
+
+    async def serve_async(self) -> None:
+        """Calls are coroutines on one loop; plain methods run on it too."""
+        loop = asyncio.get_running_loop()
+        jobs: asyncio.Queue[Any] = asyncio.Queue()
+        earlier, self.session.jobs = self.session.jobs, Handover(loop, jobs)  # type: ignore[assignment]
+        while not earlier.empty():
+            jobs.put_nowait(earlier.get())
+        running: set[asyncio.Task[None]] = set()
+        while True:
+            job = await jobs.get()
+            if isinstance(job, c.SaveState):
+                self.save(job.calls)
+            elif job is not None:
+                task = asyncio.create_task(self.call_async(job))
+                running.add(task)
+                task.add_done_callback(running.discard)
+
+    async def call_async(self, job: c.RunTask) -> None:
+        run = self.new_run(job)
+        context = self.new_context(job)
+        CALL.set(context)
+        try:
+            method, args, kwargs = self.prepared(run)
+            result = method(*args, **kwargs)
+            if inspect.isawaitable(result):
+                result = await result
+            answer: m.TaskDone | m.TaskFailed = run.done_call(context, run.pack(result))
+        except ExitActor:
+            answer = self.exit(run, context)
+        except BaseException as error:
+            answer = run.failed_call(context, error)
+        self.finish(job.push, answer)
+
+    def invoke(self, run: Run) -> tuple[m.Value, ...]:
+        """Run the method in this thread."""
+        session = self.session
+        session.at_point("actor.call.before_run")
+        try:
+            method, args, kwargs = self.prepared(run)
+            session.enter_user_code()
+            result = method(*args, **kwargs)
+            if run.spec.num_returns < 0:
+                return run.stream(result)
+        except ExitActor:
+            session.endpoint.send(self.owner, m.KillActor(self.id, False, "it called flow.exit_actor()"))
+            result = None
+        finally:
+            session.in_user_code = False
+            if Current.forked:
+                end_fork()
+        session.at_point("actor.call.after_run")
+        return run.pack(result)
+
+    def exit(self, run: Run, context: Context) -> m.TaskDone:
+        self.session.endpoint.send(self.owner, m.KillActor(self.id, False, "it called flow.exit_actor()"))
+        return run.done_call(context, run.pack(None))
+
+    def prepared(self, run: Run) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = run.arguments()
+        return getattr(self.instance, run.spec.function.decode()), args, kwargs
+
+    def new_run(self, job: c.RunTask) -> Run:
+        from flowengine.runtime.worker import Run
+
+        return Run(self.session, job.push, job.caller)
+
+    def new_context(self, job: c.RunTask) -> Context:
+        spec = job.push.spec
+        context = Context(spec.id, spec.name, self.push.run, self.owner, spec.depth + 1)
+        context.push = job.push
+        context.caller_key = self.id
+        context.actor = self.id
+        context.is_parent = True  # its children are found again by the order of the calls
+        context.heir = f"{self.owner} {self.id.hex()}"
+        context.recorded = self.recorded.get(spec.id.hex(), {})
+        self.session.owner.depth = spec.depth + 1
+        return context
+
+    def finish(self, push: m.PushTask, answer: m.TaskDone | m.TaskFailed) -> None:
+        self.session.at_point("actor.reply.before_send")
+        self.session.note_running(self.run.spec, self.push.attempt)  # a death from here on is not the call's fault
+        self.session.step(CallEnded(push.spec.id, answer))
+
+    # --- checkpoints ---------------------------------------------------------------------------------------------
+
+    def save(self, calls: int) -> None:
+        """Pickle the state between two calls and hand it to the machine."""
+        session = self.session
+        began = time.perf_counter()
+        host = session.executor.host if session.executor is not None else None
+        assert host is not None
+        try:
+            session.at_point("actor.checkpoint.before_write")
+            with session.drive.lock:
+                snapshot = host.snapshot(self.seqs())
+            packed = codec.pack((state_of(self.instance), snapshot))
+        except Exception:
+            session.step(StateSaved(calls, None, 0.0))
+            return
+        refs = tuple([ref.to() for ref in packed.refs if isinstance(ref, ObjectRef)])
+        if refs:
+            session.step(s.Exported(refs, self.owner))
+        path = ""
+        blob = codec.to_inline(packed)
+        if len(blob) > STATE_IN_MESSAGE_BYTES_MAX:
+            path, blob = self.write(calls, blob), b""
+        checkpoint = m.Checkpoint(calls, m.Inline(blob, refs), path)
+        session.step(StateSaved(calls, checkpoint, time.perf_counter() - began))
+        session.at_point("actor.checkpoint.after_write")
+
+    def write(self, calls: int, blob: bytes) -> str:
+        """A large state goes to a file; the two newest stay."""
+        folder = Path(self.session.settings.state_dir, "actors")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = str(folder / f"{self.id.hex()}-{calls}")
+        part = f"{path}.part-{os.getpid()}"
+        Path(part).write_bytes(blob)
+        Path(part).replace(path)
+        self.files.append(path)
+        while len(self.files) > 2:
+            Path(self.files.pop(0)).unlink(missing_ok=True)
+        return path
+
+    def seqs(self) -> tuple[tuple[bytes, int], ...]:
+        """The numbers of this actor's next calls to others."""
+        found = []
+        for actor, target in self.session.owner.targets.items():
+            line = target.lines.get(self.id)
+            if line is not None:
+                found.append((actor, line.next_seq))
+        return tuple(found)
+
+
+class Handover:
+    """Looks like the queue of jobs, and puts them on an event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, jobs: asyncio.Queue[Any]) -> None:
+        self.loop = loop
+        self.jobs = jobs
+
+    def put(self, job: Any) -> None:
+        """From any thread."""
+        self.loop.call_soon_threadsafe(self.jobs.put_nowait, job)
+
+
+def state_of(instance: Any) -> Any:
+    """What a checkpoint keeps of an instance."""
+    save = getattr(instance, "__flow_save__", None)
+    return save() if save is not None else instance.__getstate__()
+
+
+def restore_state(instance: Any, state: Any) -> None:
+    """The opposite."""
+    load = getattr(instance, "__flow_load__", None) or getattr(instance, "__setstate__", None)
+    if load is not None:
+        load(state)
+        return
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    for part in (attributes, slots):
+        for name, value in (part or {}).items():
+            object.__setattr__(instance, name, value)
+
+
