@@ -58,7 +58,9 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         # Whatever session the block has left: it may have ended this one and started another.
-        shutdown()
+        session = Current.session
+        if session is not None and session.role == "driver":
+            session.shutdown(failed=error is not None)  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
         state = "running" if Current.session is self._inner else "ended"
@@ -89,11 +91,12 @@ def init(
         raise AlreadyInitialized("flowengine.init() was called before; call flowengine.shutdown() first")
     if client is not None:
         raise BadValue("client: running inside of a Dask cluster is not part of this version")
-    if job is not None:
-        raise BadValue("job: resumable jobs are not part of this version")
+    if job is not None and (not isinstance(job, str) or not job):
+        raise BadType(f"job must be a name, not {job!r}")
     if address is not None and (num_workers is not None or object_store_bytes is not None or resources is not None):
         raise BadValue("num_workers, resources and object_store_bytes belong to the nodes of the cluster at address")
     settings = driver_settings(num_workers, resources, object_store_bytes, state_dir, (log_to_driver, config))
+    settings = msgspec.structs.replace(settings, job=job or "")
     connection = None
     launched = None
     if address is None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .observe.timeline import spans, trace
+from .errors import FlowError
+from .observe.timeline import on_one_clock, spans, trace
 
 if TYPE_CHECKING:
     from .runtime.session import Session
 
+CLOCK_TIMEOUT_S = 1.0
 COUNTERS = (
     "tasks_submitted", "tasks_executed", "tasks_retried", "objects_rebuilt", "objects_inlined", "objects_stored",
     "bytes_stored", "bytes_spilled", "bytes_moved", "actors_started", "actors_alive", "actor_restarts",
@@ -75,8 +78,22 @@ def resources(session: Session, which: str) -> dict[str, float]:
     return sums
 
 
+def clocks(session: Session) -> dict[str, int]:
+    """How far the clocks of the nodes of other hosts are ahead of this host's, in microseconds."""
+    ahead_us: dict[str, int] = {}
+    for entry in session.nodes_seen:
+        try:
+            for _ in range(2 if entry.host != session.host else 0):  # the first answer may wait for the link
+                asked_s = time.monotonic()
+                clock_us = int(session.ask(entry.address, "clock", scope="local", timeout_s=CLOCK_TIMEOUT_S))
+                ahead_us[entry.node_id] = clock_us - round((asked_s + time.monotonic()) / 2 * 1e6)
+        except FlowError:
+            continue  # it has gone: its runs are shown as its clock told
+    return ahead_us
+
+
 def write_timeline(session: Session, path: str | os.PathLike[str]) -> int:
     """Write the runs of this process's tasks as a Chrome trace; gives their number."""
-    found = spans(session.owner.spans)
+    found = on_one_clock(spans(session.owner.spans), session.node_id, clocks(session))
     Path(path).write_bytes(msgspec.json.encode(trace(found)))
     return len(found)

@@ -93,6 +93,10 @@ SCENARIOS: dict[str, Scenario] = {
             net=NetSettings(loss=0.02),
         ),
         Scenario(
+            name="spill", store_limit_bytes=12_000, tasks=30, features=("nested", "stored", "put", "refs", "streams"),
+            faults=FaultRates(kill_worker=1.0, lose_copies=1.0), net=NetSettings(loss=0.02),
+        ),
+        Scenario(
             name="all",
             faults=FaultRates(
                 kill_worker=2.0, kill_node=0.7, kill_head=0.5, freeze_worker=0.5, freeze_node=0.3, cut_host=0.4,

@@ -77,6 +77,7 @@ class Frame:
             process.new_child(), function, f"f{body.number}", args, whole.to() if whole else None, deps, nested,
             STREAM if body.items >= 0 else 1, max_retries=body.retries, depth=context.depth, parent=context.task,
         )
+        process.begin_parent()
         process.step(s.Submitted(spec, blob))
         if whole is not None:
             process.drop(whole)
@@ -113,6 +114,7 @@ class Frame:
             before = bytes(ready)
             if context.caller:
                 context.noted.append(("wait", number, before))
+                process.begin_parent()
                 process.step(s.Noted(context.task, "wait", number, before))
         process.world.chosen(context.task, number, before)
 
@@ -248,6 +250,7 @@ class Worker(p.Process):
         self.moved: deque[int] = deque()
         self.stream_wait = 0
         self.stop_kind = ""
+        self.parent_push: m.PushTask | None = None  # of a task that has neither submitted nor chosen anything
         self.perform |= {
             c.RunTask: self.do_run_task,
             c.KeepFunction: lambda command: None,
@@ -265,6 +268,12 @@ class Worker(p.Process):
         """Ready for tasks."""
         self.send(self.node.address, m.WorkerStarted(self.worker_id, 1, self.address))
 
+    def begin_parent(self) -> None:
+        """The running task submits or chooses for the first time."""
+        push, self.parent_push = self.parent_push, None
+        if push is not None:
+            self.step(s.ParentBegan(push.spec.id, self.context.caller, push.attempt, push.children))
+
     def lost(self, peer: str, reason: str) -> None:
         """Without its node a worker has no purpose."""
         if peer == self.node.address:
@@ -274,6 +283,7 @@ class Worker(p.Process):
 
     def do_run_task(self, command: c.RunTask) -> None:
         """The main thread takes the job."""
+        self.moved.clear()
         self.world.clock.after(p.WAKE_S, self.run, self.begin, self.main, self.job(command.push, command.caller))
 
     def do_interrupt(self, command: c.Interrupt) -> None:
@@ -316,7 +326,9 @@ class Worker(p.Process):
         refs = spec.deps if spec.args_object is None else (*spec.deps, spec.args_object)
         frame = Frame(self, self.main, context, self.world.bodies[spec.function])
         try:
-            self.step(s.ParentBegan(spec.id, caller, push.attempt, push.children))
+            self.parent_push = push
+            if push.children:
+                self.begin_parent()
             self.main.in_user_code = True
             if refs:
                 self.step(s.InputsGiven(refs, push.values))
@@ -374,7 +386,6 @@ class Worker(p.Process):
     def stream(self, frame: Frame, push: m.PushTask) -> Generator[None, Any, int]:
         """As Run.stream."""
         body, taken = frame.body, push.stream_taken
-        self.moved.clear()
         for index in range(body.items):
             yield from self.pause(self.main, body.run_s / 4)
             if index < push.stream_have:

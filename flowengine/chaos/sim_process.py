@@ -394,6 +394,9 @@ class Process(Peer):
             self.drop(ref)
         context.refs = []
 
+    def begin_parent(self) -> None:
+        """A worker tells its machine that what runs is a parent."""
+
     def tick(self) -> None:
         """What was dropped is told soon, even if nothing else happens."""
         if self.dropped:

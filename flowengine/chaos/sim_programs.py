@@ -82,6 +82,7 @@ class Writer:
         """Code with about so many calls in it."""
         dice = self.dice
         self.number += 1
+        number = self.number
         refs = [f"n{index}" for index in range(nested)]
         streams: list[str] = []
         cancelled: list[str] = []
@@ -110,7 +111,7 @@ class Writer:
                 self.use(kind, refs, ops)
         ops += [Op("read", name, number=-1) for name in streams]
         ops += [Op("settle", name) for name in cancelled]
-        return self.ending(depth, deps, nested, refs, ops)
+        return self.ending(depth, (number, deps, nested), refs, ops)
 
     def pick(self, depth: int) -> str:
         kinds = ["call"] * 6 + ["get", "drop", "sleep"]
@@ -152,7 +153,7 @@ class Writer:
         """Of a value: inline or stored."""
         return self.dice.randrange(200, 5_000) if self.has("stored", 0.5) else 10
 
-    def ending(self, depth: int, deps: int, nested: int, refs: list[str], ops: list[Op]) -> Body:
+    def ending(self, depth: int, head: tuple[int, int, int], refs: list[str], ops: list[Op]) -> Body:
         dice = self.dice
         if refs and (depth == 0 or dice.random() < 0.7):
             ops.append(Op("get", names=tuple(refs)))
@@ -161,7 +162,8 @@ class Writer:
             given = tuple(dice.sample(refs, 1))
         error = depth > 0 and self.has("errors", 0.03)
         run_s = dice.random() * 2 * self.scenario.run_s
-        return Body(self.number, tuple(ops), run_s, self.size(), given, error, deps=deps, nested=nested)
+        number, deps, nested = head
+        return Body(number, tuple(ops), run_s, self.size(), given, error, deps=deps, nested=nested)
 
 
 # --- what a program must give ---------------------------------------------------------------------

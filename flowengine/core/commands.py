@@ -158,6 +158,21 @@ class RestoreDurable(Command, frozen=True):
     oid: bytes
 
 
+class KeepResult(Command, frozen=True):
+    """Resumable job: journal the result of one of the program's tasks."""
+
+    oid: bytes
+    value: Any  # messages.Value
+
+
+class KeepNote(Command, frozen=True):
+    """Resumable job: journal a choice of the program."""
+
+    kind: str
+    number: int
+    payload: bytes
+
+
 class RunTask(Command, frozen=True):
     """Run this task in the main thread; answered by TaskEnded."""
 

@@ -162,10 +162,12 @@ class Executor:
         return m.TaskFailed(spec.id, item.push.attempt, error, "cancelled", False, -1)
 
     def stream_consumed(self, event: m.StreamConsumed, sender: str) -> None:
-        """The reader of the running stream goes on."""
-        running = self.running
-        if running is not None and running.push.spec.id == event.task:
+        """The reader of the stream goes on; one that has not begun will begin with that."""
+        running, item = self.running, self.queue.get(event.task)
+        if running is not None and running.push.spec.id == event.task and running.push.attempt == event.attempt:
             self.out.append(c.StreamGo(event.task, event.items))
+        elif item is not None and item.push.attempt == event.attempt:
+            item.push = msgspec.structs.replace(item.push, stream_taken=max(item.push.stream_taken, event.items))
 
     def peer_lost(self, event: m.PeerLost, sender: str) -> None:
         """An owner is gone: nobody wants what it queued; what runs for it is stopped."""

@@ -61,6 +61,10 @@ class HeadBeat(Message, frozen=True):
     """A heartbeat has passed."""
 
 
+class NewsDue(Message, frozen=True):
+    """Nodes that joined within the last report interval are told to the others at once."""
+
+
 class NodeRow(Record, frozen=True):
     """What the journal keeps of a node."""
 
@@ -111,6 +115,7 @@ class Head(Part):
         self.port = settings.port or _number(rows.get(PORT_ROW))
         self._written = rows.get(SESSION_ROW) is not None
         self._routes = routes(self)
+        self._news_due: bool | None = None  # None: nobody joined lately; True: somebody has yet to be told of
         self._beat_s = 0.0
         self._expect_until_s = 0.0
         self._read(rows)
@@ -197,8 +202,25 @@ class Head(Part):
         if is_new:
             if self.dead:
                 self.out.send(entry.address, NodesChanged(self.nodes(), tuple(self.dead)))
-            self._tell_nodes(entry.address)
+            self._tell_of_joining(entry.address)
         self._serve()
+
+    def _tell_of_joining(self, address: str) -> None:
+        """Tells the others, but when many join at once only once an interval: it is a message to each of them."""
+        if self._news_due is not None:
+            self._news_due = True
+            return
+        self._news_due = False
+        self.out.timer(self.config.report_interval_s, NewsDue())
+        self._tell_nodes(address)
+
+    @on(NewsDue)
+    def _news(self, event: NewsDue, now: float, sender: str) -> None:
+        due, self._news_due = self._news_due, None
+        if due:
+            self._news_due = False
+            self.out.timer(self.config.report_interval_s, NewsDue())
+            self._tell_nodes("")
 
     def _epoch_of(self, entry: NodeEntry, row: NodeRow | None) -> int:
         """The epoch under which a node may join; 0: it must begin a new life first."""

@@ -582,8 +582,9 @@ class Store(Part):
         self.progress_s = now
 
     def clear(self) -> None:
-        """A new life of the node: all objects go."""
-        for entry in list(self.entries.values()):
+        """A new life of the node: objects go whose owners have written them off; programs of this host have not."""
+        kept = [process.address for process in self.desk.processes.values() if process.role == "driver"]
+        for entry in [entry for entry in self.entries.values() if not any(one in entry.owners for one in kept)]:
             if entry.running and entry.ordered:
                 entry.doomed = True
                 self._tell_missing(entry, (self.desk.me,), "the node began a new life")
@@ -594,7 +595,4 @@ class Store(Part):
     def gauges(self) -> dict[str, int]:
         """How much is stored now."""
         stored = [entry for entry in self.entries.values() if entry.place]
-        return {
-            "objects_stored": len(stored),
-            "bytes_stored": sum(entry.size_bytes for entry in stored),
-        }
+        return {"objects_stored": len(stored), "bytes_stored": sum(entry.size_bytes for entry in stored)}

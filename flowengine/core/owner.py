@@ -57,6 +57,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StoryRul
         if spec.deps or spec.nested or spec.args_object is not None:
             self.pin_all(task)
         if self.left_children and self.adopt_child(task):
+            self.count_adopted(task)
             return
         if task.results and all([obj.value is not None for obj in task.results]):
             self.end_at_once(task)
@@ -450,6 +451,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StoryRul
             self.drop_values(event.task, (event.value,), event.index)
             return
         stream = task.stream
+        stream.seen = event.index + 1
         oid = object_id(event.task, event.index)
         if event.index < stream.count:
             obj = stream.items.get(event.index)

@@ -263,22 +263,38 @@ class ActorRules(OwnerBase):
                 target.error = self.actor_error("the actor", "the process that made it is dead", "nothing")
                 self.target_died(target)
 
-    def called(self, task: Task) -> None:
-        """User code calls a method: in the order of submission, behind the other calls of this caller."""
-        ref = task.spec.actor
-        assert ref is not None
+    def target_of(self, ref: m.RefTo) -> Target:
+        """The actor that a call is for; asked after when it is the first."""
         actor = task_of(ref.oid)
         target = self.targets.get(actor)
         if target is None:
             target = self.targets[actor] = Target(actor, ref.owner)
             self.send(target.owner, m.WatchActor(actor))
+        return target
+
+    def line_of(self, target: Target, caller: bytes) -> Line:
+        """The calls of one caller."""
+        line = target.lines.get(caller)
+        if line is None:
+            line = target.lines[caller] = Line(deque(), self.seqs_before.get((target.actor, caller), 0))
+        return line
+
+    def count_adopted(self, task: Task) -> None:
+        """A call whose result an earlier attempt of its caller left: it had a number."""
+        ref = task.spec.actor
+        if ref is not None:
+            self.line_of(self.target_of(ref), task.spec.caller_key).next_seq += 1
+
+    def called(self, task: Task) -> None:
+        """User code calls a method: in the order of submission, behind the other calls of this caller."""
+        ref = task.spec.actor
+        assert ref is not None
+        target = self.target_of(ref)
         self.known(ref).pins += 1  # the actor lives at least until its calls are answered
         if target.state == "dead":
             self.end_badly(task, m.Failed(target.error, "actor"))
             return
-        line = target.lines.get(task.spec.caller_key)
-        if line is None:
-            line = target.lines[task.spec.caller_key] = Line(deque(), self.seqs_before.get((actor, task.spec.caller_key), 0))
+        line = self.line_of(target, task.spec.caller_key)
         target.seqs[task.spec.id] = line.next_seq
         line.next_seq += 1
         line.waiting.append(task)

@@ -246,6 +246,10 @@ class OwnerBase(ABC):
         """Make lost objects again."""
 
     @abstractmethod
+    def resend(self, item: Obj) -> None:
+        """An item of a stream that still runs was lost."""
+
+    @abstractmethod
     def copies_lost(self, obj: Obj, nodes: tuple[str, ...]) -> None:
         """These nodes do not have the object."""
 

@@ -6,6 +6,7 @@ children's results) to the parent's owner, who hands it to the next attempt: aft
 
 from __future__ import annotations
 
+from . import commands as c
 from . import messages as m
 from . import owner_state as s
 from .owner_base import OwnerBase
@@ -135,7 +136,7 @@ class HeirRules(OwnerBase):
     # --- a parent that runs again in this process -------------------------------------------------
 
     def submitted_again(self, task: Task, event: s.Submitted) -> bool:
-        """A parent that runs again here calls what it called before: the task goes on; False: it has to be made anew."""
+        """A parent that runs again here calls what it called before: the task goes on; False: it is made anew."""
         stream = task.stream
         if stream is not None:
             if stream.dropped and task.state not in (State.DONE, State.FAILED):
@@ -230,16 +231,25 @@ class HeirRules(OwnerBase):
         for obj, value in zip(task.results, values, strict=True):
             assert value is not None
             if type(value) is m.Stored:
+                obj.durable = not task.spec.parent or self.is_job(task.spec.parent)
                 for node in value.nodes:
                     self.send(node, m.ObjectAdopted(obj.oid, self.me))
             self.set_value(obj, value, "")
         self.settle(task)
         return True
 
+    def is_job(self, parent: bytes) -> bool:
+        """Whether the parent is the program itself, as a resumable job."""
+        known = self.parents.get(parent)
+        return known is not None and not known.caller
+
     def noted(self, event: s.Noted, sender: str) -> None:
         """The running task made a choice: its owner learns it soon, in case that we die."""
         parent = self.parents.get(event.task)
         if parent is not None:
+            if not parent.caller:
+                self.out.append(c.KeepNote(event.kind, event.number, event.payload))
+                return
             note = (event.kind, event.number, event.payload)
             self.counters["stash_entries_forwarded"] += 1
             self.send(parent.caller, m.StashAdded(event.task, parent.attempt, (note,)))
@@ -251,6 +261,10 @@ class HeirRules(OwnerBase):
             return
         parent = self.parents.get(task.spec.parent)
         if parent is None or value.contained:
+            return
+        if not parent.caller:  # the program itself, as a resumable job; its actors live through all their calls again
+            if task.spec.actor is None and task.spec.life is None:
+                self.out.append(c.KeepResult(obj.oid, value))
             return
         size = len(value.blob) if type(value) is m.Inline else 64
         if parent.stashed_bytes + size > self.config.stash_bytes_max:

@@ -135,7 +135,10 @@ class LeaseRules(OwnerBase):
         """A push that is not the first brings what earlier attempts left."""
         stream_have = stream_taken = 0
         if task.stream is not None:
-            stream_have = 0 if task.rebuilds else task.stream.count
+            lost = [index for index, obj in task.stream.items.items() if obj.value is None]
+            stream_have = 0 if task.rebuilds else min(lost, default=task.stream.count)
+            task.stream.seen = stream_have
+            task.stream.restarting = False
             stream_taken = s.ALL_ITEMS if task.stream.dropped or task.rebuilds else task.stream.taken
         recorded = tuple([(kind, n, payload) for (kind, n), payload in task.recorded.items()]) if task.recorded else ()
         children = tuple(task.children.items()) if task.children else ()

@@ -207,10 +207,10 @@ class RecoveryRules(OwnerBase):
         for obj in lost:
             if obj.owner:
                 self.owner_died(obj)
-            elif obj.task is not None and obj.task.state is not State.FAILED:
-                makers.append(obj.task)
             elif obj.durable:
                 self.out.append(c.RestoreDurable(obj.oid))
+            elif obj.task is not None and obj.task.state is not State.FAILED:
+                makers.append(obj.task)
             elif obj.value is None:
                 why = "it was put and its only copies are gone; flow.put(..., durable=True) survives this"
                 if obj.task is not None:
@@ -219,6 +219,15 @@ class RecoveryRules(OwnerBase):
         for task in closure(makers, self.lost_inputs, lambda task: task.spec.id):
             if task.state is State.DONE:
                 self.begin_rebuild(task)
+
+    def resend(self, item: Obj) -> None:
+        """An item of a stream that still runs was lost: the maker begins anew when it has passed it, for it may wait."""
+        task = item.task
+        assert task is not None and task.stream is not None
+        stream, index = task.stream, int.from_bytes(item.oid[-4:], "big")
+        if task.state is State.SENT and task.lease is not None and index < stream.seen and not stream.restarting:
+            stream.restarting = True
+            self.send(task.lease.worker, m.CancelTask(task.spec.id, task.attempt, True))
 
     def lost_inputs(self, task: Task) -> list[Task]:
         """The tasks that must run before this one can."""
@@ -292,7 +301,10 @@ class RecoveryRules(OwnerBase):
         obj = self.objects.get(event.oid)
         if obj is None or obj.value is not None:
             return
-        if event.reason:
+        if event.reason and obj.task is not None:
+            obj.durable = False
+            self.rebuild([obj])
+        elif event.reason:
             self.set_value(obj, self.lost_error(obj, event.reason), "")
         else:
             self.counters["objects_rebuilt"] += 1

@@ -192,7 +192,7 @@ class RefRules(OwnerBase):
             self.refuse(object_id(task_id, index), value)
 
     def refuse(self, oid: bytes, value: m.Value) -> None:
-        """A value that came and is not taken: its copies go, and the owners of what it refers to hear that we do not."""
+        """A value that came and is not taken: its copies go, and the owners of what is in it hear that we do not."""
         if type(value) is m.Failed:
             return
         if type(value) is m.Stored:
@@ -344,6 +344,8 @@ class RefRules(OwnerBase):
                     self.send(obj.owner, m.WatchObject(obj.oid))
             elif obj.task is None or obj.task.state in (State.DONE, State.FAILED):
                 lost.append(obj)
+            elif obj.task.stream is not None:
+                self.resend(obj)
         if lost:
             self.rebuild(lost)
 

@@ -136,6 +136,8 @@ class Stream(msgspec.Struct):
 
     items: dict[int, Obj] = {}  # those that are alive
     count: int = 0  # how many have come
+    seen: int = 0  # how far the running attempt is
+    restarting: bool = False  # the running attempt was told to end, to begin anew
     ended: bool = False
     error: Value | None = None
     taken: int = 0

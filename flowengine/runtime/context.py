@@ -28,6 +28,7 @@ class Context:
         self.push: m.PushTask | None = None
         self.caller_key = task  # who calls actors, by a name that is the same when it runs again
         self.actor: bytes | None = None  # the actor whose method this is
+        self.is_job = False  # the program itself, as a resumable job: its choices are journaled
         self.is_parent = False  # the machine knows that this task has children or made choices
 
     def next_choice(self, kind: str) -> int:

@@ -14,13 +14,17 @@ from typing import Any, TypeVar
 
 import psutil
 
+from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
+from flowengine.core.ids import root_id
 from flowengine.errors import FlowError, HeadLost
 from flowengine.objects.segments import is_session_here
 from flowengine.refs import Current
 from flowengine.runtime.connection import Connection
+from flowengine.runtime.context import Context
 from flowengine.runtime.forks import guard_forks
+from flowengine.runtime.job import JobJournal
 from flowengine.runtime.launched import DriverSettings, Launched, launch
 from flowengine.runtime.session import Session
 from flowengine.runtime.settings import LauncherReady
@@ -46,6 +50,7 @@ class DriverSession(Session):
         self.settings = settings
         self.connection = connection
         self.launched = launched
+        self.job: JobJournal | None = None
         self.end_code: int | None = None  # of the launcher, when it ended before the session
         self.seeking = False  # a node of this host, for the one that was lost
         self.seeker: threading.Thread | None = None
@@ -67,6 +72,7 @@ class DriverSession(Session):
             if self.launched is not None:
                 self.launched.end()
             raise
+        self.open_job()
         Current.session = self
         guard_forks()
         self.guard_interrupts()
@@ -112,6 +118,19 @@ class DriverSession(Session):
         """As every session; a thread and an endpoint may run already."""
         super().open(node)
         self.values.durable_url = f"file://{self.settings.state_dir}/durable"
+
+    def open_job(self) -> None:
+        """A resumable job: take over what an earlier run left."""
+        settings = self.settings
+        if not settings.job:
+            return
+        context = self.context = Context(root_id(b"job:" + settings.job.encode()))
+        self.job = JobJournal(settings.job, settings.state_dir, self.values.make_durable)
+        left = self.job.left(self.node)
+        context.recorded = left.notes
+        context.is_job = True
+        self.drive.perform[c.KeepResult] = self.drive.perform[c.KeepNote] = self.job.keep
+        self.step(s.ParentBegan(context.task, "", 1, left.results))
 
     def engine_ended(self, code: int) -> None:
         """The launcher is gone, and with it all that it had started: nobody would answer those who wait."""
@@ -194,8 +213,8 @@ class DriverSession(Session):
         self.step(s.NodeMoved(node, welcome.node_id))
         old.give_up("the node of this host was started again meanwhile")
 
-    def shutdown(self) -> None:
-        """End the engine; harmless when it has ended."""
+    def shutdown(self, failed: bool = False) -> None:
+        """End the engine; harmless when it has ended. failed: the program did not end well, so its job may go on."""
         if self.closed:
             return
         atexit.unregister(self.shutdown)
@@ -203,6 +222,8 @@ class DriverSession(Session):
         self._drain_logs()
         self._stop_seeking()
         self.close()
+        if self.job is not None:
+            self.job.close(done=not failed and getattr(sys, "last_value", None) is None)
         if self.launched is not None:
             self.launched.end()
 

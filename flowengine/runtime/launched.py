@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -42,6 +43,7 @@ class DriverSettings(msgspec.Struct, frozen=True, kw_only=True):
     secret: bytes
     log_to_driver: bool = True
     host: str = "127.0.0.1"
+    job: str = ""  # the name of a resumable job
 
 
 class Launched:
@@ -55,8 +57,9 @@ class Launched:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
         assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.json.encode(settings) + b"\n")
-        self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended already: first_ready() tells
+            self.process.stdin.write(msgspec.json.encode(settings) + b"\n")
+            self.process.stdin.flush()
 
     def first_ready(self) -> LauncherReady:
         """Wait for the first line; raises HeadLost when the process ended instead."""
@@ -87,7 +90,8 @@ class Launched:
     def end(self) -> None:
         """Ask it to end (its stdin reaches EOF), wait, kill what is left."""
         if self.process.stdin is not None:
-            self.process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
         try:
             self.process.wait(timeout=END_TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -29,12 +29,13 @@ from flowengine.core import messages as m
 from flowengine.core import owner_state as s
 from flowengine.core.ids import TASK_ID_BYTES, child_id, object_id
 from flowengine.core.owner import Owner
-from flowengine.errors import FlowError, GetTimeout, StaleSession, unpack_error
+from flowengine.errors import EngineBug, FlowError, GetTimeout, StaleSession, unpack_error
 from flowengine.objects import codec
 from flowengine.objects.segments import Segments
 from flowengine.observe.timeline import spans
 from flowengine.refs import Current, ObjectRef
 from flowengine.runtime import process
+from flowengine.runtime.callbacks import Callbacks
 from flowengine.runtime.context import Context, Questions
 from flowengine.runtime.drive import Drive
 from flowengine.runtime.settings import Tls
@@ -71,6 +72,7 @@ class Session:
         self.main_thread = threading.main_thread().ident
         self.local = threading.local()
         self.closed = False
+        self.bug: EngineBug | None = None
         self.loop = process.new_loop()
         self.joined = concurrent.futures.Future[m.Welcome]()
         place = process.Place(host=host, secret=secret, tls=tls, config=config)
@@ -80,6 +82,7 @@ class Session:
         self.drive: Drive
         self.values: Values
         self.log_sink: Callable[[m.LogLines], None] | None = None
+        self.callbacks = Callbacks()
         self.thread = threading.Thread(target=self._run_loop, name="flowengine-loop", daemon=True)
 
     # --- beginning --------------------------------------------------------------------------------
@@ -138,8 +141,13 @@ class Session:
         return self.endpoint.address
 
     def on_bug(self, event: Any, error: BaseException) -> None:
-        """A machine failed: log it; nothing else stops."""
+        """A machine failed: log it, and let those who wait know, for what they wait for may never come."""
         log.error("a machine failed on %.2000r", event, exc_info=error)
+        bug = error if isinstance(error, EngineBug) else EngineBug(f"{type(error).__name__}: {error}")
+        bug.story = tuple(self.owner.journal.story(getattr(event, "task", b"") or getattr(event, "oid", b""), 50))
+        self.bug = bug
+        for wake in list(self.waits.values()):
+            wake()
 
     # --- stepping ---------------------------------------------------------------------------------
 
@@ -342,7 +350,7 @@ class Session:
     def note(self, kind: str, number: int, payload: bytes) -> None:
         """The running task made a choice; in the program itself nobody needs it."""
         context = self.context
-        if context.caller:
+        if context.caller or context.is_job:
             context.noted.append((kind, number, payload))
             self.step(s.Noted(context.task, kind, number, payload))
 
@@ -388,10 +396,6 @@ class Session:
         self.check_open()
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
-        def ready() -> None:
-            # The value is decoded off the loop thread, since unpickling is user code and may take long.
-            threading.Thread(target=fulfil, name="flowengine-future", daemon=True).start()
-
         def fulfil() -> None:
             if not future.set_running_or_notify_cancel():
                 return
@@ -407,10 +411,7 @@ class Session:
         def soon() -> None:
             if blocked:
                 self.blocked_no_more(context)
-            if self.is_inline(ref.oid):
-                fulfil()
-            else:
-                ready()
+            self.callbacks.run(fulfil)  # unpickling and what waits for the future are user code and may take long
 
         blocked = self.owner.value_of(ref.oid) is None
         if blocked:
@@ -419,10 +420,6 @@ class Session:
         self.waits[number] = soon
         self.step(s.ReadyAsked(number, (ref.oid,), 1))
         return future
-
-    def is_inline(self, oid: bytes) -> bool:
-        """The value is small and here."""
-        return isinstance(self.owner.value_of(oid), (m.Inline, m.Failed))
 
     def next_item(self, task: bytes, index: int) -> ObjectRef | None:
         """The index-th item of a stream, waited for; None at its end; raises its error."""
@@ -536,6 +533,7 @@ class Session:
             Current.session = None
         for wake in list(self.waits.values()):
             wake()
+        self.callbacks.close()
         if self.session_name:
             self.values.give_up("the session has ended")
         if not self.thread.is_alive():
@@ -553,9 +551,12 @@ class Session:
             self.loop.close()
 
     def check_open(self) -> None:
-        """Raise when the session has ended meanwhile."""
+        """Raise when the session has ended meanwhile, or a machine failed while somebody waited."""
         if self.closed:
             raise StaleSession("the session has ended")
+        if self.bug is not None:
+            bug, self.bug = self.bug, None
+            raise bug
 
     # --- messages for the shell -------------------------------------------------------------------
 

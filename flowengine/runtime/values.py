@@ -70,7 +70,7 @@ class Values:
             if kind is m.Failed:
                 raise unpack_error(value.error)
             if kind is m.Stored:
-                view = self.segments.open(oid.hex())
+                view = session.values.segments.open(oid.hex())  # the node may have been started again meanwhile
                 if view is not None:
                     return self.unpacked(oid, b"", view, copy)
             session.check_open()
@@ -215,6 +215,19 @@ class Values:
         nbytes = codec.layout_bytes(packed)
         view = memoryview(bytearray(nbytes))
         codec.write_object(view, packed, oid.hex().encode())
+        self._to_file(fs, path, view)
+
+    def make_durable(self, oid: bytes) -> None:
+        """Copy a stored value of this host to durable storage; raises OSError when it is not here."""
+        view = self.segments.open(oid.hex())
+        if view is None:
+            raise FileNotFoundError(f"object {short(oid)} is not in the store of this host")
+        fs, path = self.durable_file(oid)
+        fs.makedirs(os.path.dirname(path), exist_ok=True)
+        self._to_file(fs, path, view)
+
+    def _to_file(self, fs: Any, path: str, view: memoryview) -> None:
+        """Complete or not at all."""
         part = f"{path}.part-{os.getpid()}-{threading.get_ident()}-{time.monotonic_ns()}"
         with fs.open(part, "wb") as file:
             file.write(view)

@@ -129,6 +129,8 @@ class WorkerSession(Session):
     def run_task(self, command: c.RunTask) -> None:
         """The main thread's next job; what was to interrupt an earlier one came too late."""
         self.stop_order = None
+        while not self.stream_moved.empty():
+            self.stream_moved.get()
         self.jobs.put(command)
 
     def keep_function(self, command: c.KeepFunction) -> None:
@@ -417,8 +419,6 @@ class Run:
             made = iter(made)
         taken = push.stream_taken
         moved = session.stream_moved
-        while not moved.empty():
-            moved.get()
         for index in itertools.count():
             try:
                 value = next(made)

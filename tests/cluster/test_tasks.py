@@ -7,6 +7,7 @@ import contextlib
 import functools
 import operator
 import os
+import queue
 import signal
 import sys
 import threading
@@ -236,6 +237,39 @@ def test_asyncio_inside_of_a_task_and_get_inside_of_asyncio():
 
     assert flow.get(gathers.remote(), timeout=20) == 190
     assert asyncio.run(blocks()) == 2
+
+
+def test_callbacks_of_futures_may_use_the_engine():
+    told = queue.SimpleQueue()
+
+    def again(future):
+        told.put(flow.get(add.remote(future.result(), 1), timeout=20))
+
+    for number in range(50):  # more than there are threads for them
+        add.remote(number).future().add_done_callback(again)
+    assert sorted(told.get(timeout=30) for _ in range(50)) == list(range(1, 51))
+
+
+class Loads:
+    """Asks the engine while it is unpickled."""
+
+    def __init__(self, ref):
+        self.ref = ref
+
+    def __reduce__(self):
+        return flow.get, (self.ref,)
+
+
+def test_values_that_use_the_engine_while_they_are_unpickled():
+    @flow.remote
+    def lazy():
+        return Loads(add.remote(2, 3))
+
+    async def main():
+        return await lazy.remote()
+
+    assert lazy.remote().future().result(timeout=20) == 5
+    assert asyncio.run(main()) == 5
 
 
 # --- time limits --------------------------------------------------------------------------------------

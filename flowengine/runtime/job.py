@@ -1,0 +1,115 @@
+"""The journal of a resumable job: what the program's tasks gave, so that a program that is run again continues.
+
+One SQLite file per job in the state directory, written behind the program's back in batches; large results go to
+durable storage first. A job that ended well leaves nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flowengine.core import commands as c
+from flowengine.core import messages as m
+from flowengine.errors import BadValue
+
+log = logging.getLogger(__name__)
+
+BATCH_MAX = 1_000
+CLOSE_TIMEOUT_S = 10.0
+
+Values = m.Inline | m.Stored
+Keep = c.KeepResult | c.KeepNote
+
+
+class Left(msgspec.Struct):
+    """What an earlier run of the job left."""
+
+    results: tuple[tuple[bytes, Values], ...]
+    notes: dict[tuple[str, int], bytes]
+
+
+class JobJournal:
+    """Reads what is left, then keeps what comes, from any thread."""
+
+    def __init__(self, job: str, state_dir: str, make_durable: Callable[[bytes], None]) -> None:
+        folder = Path(state_dir, "jobs")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        safe = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in job)[:60]
+        self.path = folder / f"{safe}-{hashlib.blake2b(job.encode(), digest_size=6).hexdigest()}.sqlite"
+        self.lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self.lock)
+            raise BadValue(f"job {job!r} is running already in {state_dir}") from None
+        self.make_durable = make_durable
+        self.database = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
+        os.chmod(self.path, 0o600)
+        self.database.execute("PRAGMA journal_mode=WAL")
+        self.database.execute("PRAGMA synchronous=NORMAL")
+        self.database.execute("CREATE TABLE IF NOT EXISTS results (oid BLOB PRIMARY KEY, value BLOB)")
+        self.database.execute("CREATE TABLE IF NOT EXISTS notes (kind TEXT, number INTEGER, payload BLOB)")
+        self.coming: queue.SimpleQueue[Keep | None] = queue.SimpleQueue()
+        self.writer = threading.Thread(target=self._write, name="flowengine-job", daemon=True)
+        self.writer.start()
+
+    def left(self, node: str) -> Left:
+        """What an earlier run left; large results are said to be at this node, where they are restored when read."""
+        decode = msgspec.msgpack.Decoder(m.Inline | m.Stored).decode
+        results = []
+        for oid, blob in self.database.execute("SELECT oid, value FROM results"):
+            value = decode(blob)
+            results.append((oid, m.Stored(value.size_bytes, (node,)) if isinstance(value, m.Stored) else value))
+        notes = {(kind, number): payload for kind, number, payload in self.database.execute("SELECT * FROM notes")}
+        return Left(tuple(results), notes)
+
+    def keep(self, command: Keep) -> None:
+        """Write it soon."""
+        self.coming.put(command)
+
+    def close(self, done: bool) -> None:
+        """Write what is under way; done: the job ended well, so nothing of it is needed."""
+        self.coming.put(None)
+        self.writer.join(CLOSE_TIMEOUT_S)
+        self.database.close()
+        if done:
+            for suffix in ("", "-wal", "-shm"):
+                Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+        os.close(self.lock)
+
+    def _write(self) -> None:
+        ended = False
+        while not ended:
+            batch: list[Any] = [self.coming.get()]
+            while len(batch) < BATCH_MAX and not self.coming.empty():
+                batch.append(self.coming.get())
+            ended = None in batch
+            try:
+                self._write_batch([command for command in batch if command is not None])
+            except (OSError, sqlite3.Error):
+                log.exception("the journal of the job could not be written to %s", self.path)
+
+    def _write_batch(self, batch: list[Keep]) -> None:
+        results, notes = [], []
+        for command in batch:
+            if isinstance(command, c.KeepNote):
+                notes.append((command.kind, command.number, command.payload))
+                continue
+            if isinstance(command.value, m.Stored):
+                self.make_durable(command.oid)
+            results.append((command.oid, msgspec.msgpack.encode(command.value)))
+        self.database.execute("BEGIN")
+        self.database.executemany("INSERT OR REPLACE INTO results VALUES (?, ?)", results)
+        self.database.executemany("INSERT INTO notes VALUES (?, ?, ?)", notes)
+        self.database.execute("COMMIT")
