@@ -42,6 +42,7 @@ from .node_desk import NEVER_S
 if TYPE_CHECKING:
     from flowengine.config import Config
 
+TOLD_AT_ONCE_MAX = 16  # members; with more of them news of those that join are gathered
 SILENCE_FACTOR = 2  # a node whose link stands may be silent for so many times longer
 DEAD_KEPT_MAX = 1_000  # addresses of dead nodes that are told to nodes that join
 
@@ -207,6 +208,9 @@ class Head(Part):
 
     def _tell_of_joining(self, address: str) -> None:
         """Tells the others, but when many join at once only once an interval: it is a message to each of them."""
+        if len(self.members) <= TOLD_AT_ONCE_MAX:
+            self._tell_nodes(address)
+            return
         if self._news_due is not None:
             self._news_due = True
             return

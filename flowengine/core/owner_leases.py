@@ -145,7 +145,7 @@ class LeaseRules(OwnerBase):
         run = 1 + task.crashes + task.failures + task.rebuilds
         made = self.made.get(task.spec.id)
         return m.PushTask(
-            task.spec, task.attempt, lease.id, values, run, stream_have, recorded, children, stream_taken,
+            task.spec, task.attempt, lease.id, values, run, stream_have, recorded, children, stream_taken=stream_taken,
             checkpoint=made.checkpoint if made is not None else None,
         )  # fmt: skip
 
