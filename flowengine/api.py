@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from .runtime.session import Session as ProcessSession
 
 STORE_BYTES_MIN = 1 << 20
+STORE_ROOT = "/dev/shm"
+SHARED_MEMORY_FRACTION = 0.9  # of what the host has of it, at most for the store
 Placement = Any
 
 
@@ -131,6 +133,9 @@ def driver_settings(
     store_bytes = int(memory_bytes * limits.store_fraction)
     if object_store_bytes is not None:
         store_bytes = whole("object_store_bytes", object_store_bytes, STORE_BYTES_MIN, 1 << 50)
+    # A container may have far less shared memory than memory: beyond it values are spilled, not refused.
+    room = os.statvfs(STORE_ROOT)
+    store_bytes = max(STORE_BYTES_MIN, min(store_bytes, int(room.f_blocks * room.f_frsize * SHARED_MEMORY_FRACTION)))
     folder = os.path.abspath(state_dir) if state_dir is not None else default_state_dir()
     check_folder(folder)
     total = (("CPU", float(count)), ("memory", float(memory_bytes)), *custom)

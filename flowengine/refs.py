@@ -82,10 +82,15 @@ class ObjectRef:
     def __reduce__(self) -> tuple[Any, ...]:
         checked(self)
         codec.note_ref(self)
-        return rebuild_ref, (self.oid, self.owner, self.heir)
+        ref = self.to()
+        return rebuild_ref, (ref.oid, ref.owner, ref.heir)
 
     def to(self) -> RefTo:
-        """As it travels in messages."""
+        """As it travels in messages: the object may have another owner than when the reference was made."""
+        session = self._session
+        obj = session.owner.objects.get(self.oid)
+        if obj is not None and (obj.owner or session.address) != self.owner:
+            self.owner, self.heir = (obj.owner, obj.heir) if obj.owner else (session.address, session.heir())
         return RefTo(self.oid, self.owner, self.heir)
 
 

@@ -14,7 +14,7 @@ from .checkers import left_over, wrong_outcome
 from .sim_settings import FaultRates, NetSettings, Scenario
 from .sim_world import TRACE_LINES, Broken, World
 
-__all__ = ["Failure", "Report", "Scenario", "simulate", "story_of"]
+__all__ = ["Failure", "Report", "SCENARIOS", "Scenario", "simulate", "story_of"]
 
 QUIET_S = 12.0  # after the program's end: then nothing may be left
 
@@ -38,6 +38,7 @@ class Report(msgspec.Struct):
     head_messages: int = 0
     virtual_s: float = 0.0
     kinds: dict[str, int] = {}
+    head_kinds: dict[str, int] = {}
 
     @property
     def messages_per_task(self) -> float:
@@ -127,4 +128,6 @@ def simulate(scenario: str | Scenario, seeds: Iterable[int] = range(100), nodes:
         report.virtual_s += world.clock.now
         for kind, count in world.net.counts.items():
             report.kinds[kind] = report.kinds.get(kind, 0) + count
+        for kind, count in world.head.machine.kinds.items():
+            report.head_kinds[kind] = report.head_kinds.get(kind, 0) + count
     return report

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from flowengine.scheduling.placement import RUN_S_GUESS, candidates, choose, covers, minus, times, why_not
+from flowengine.scheduling.placement import RUN_S_GUESS, candidates, choose, could_run, covers, minus, times, why_not
 from flowengine.scheduling.resources import units_of
 
 from .commands import Command, WriteJournal
@@ -255,7 +255,7 @@ class Head(Part):
             return
         member.entry = entry
         if self.seekers:
-            self._serve()
+            self._serve(entry)
 
     @on(PeerLost)
     def _peer_lost(self, event: PeerLost, now: float, sender: str) -> None:
@@ -336,9 +336,11 @@ class Head(Part):
             self.seekers[key] = Seeker(event, sender)
             self._serve_one(key, self.seekers[key])
 
-    def _serve(self) -> None:
+    def _serve(self, news: NodeEntry | None = None) -> None:
+        """Looks for nodes for all who seek; news: only that node's room may have grown."""
         for key, seeker in list(self.seekers.items()):
-            self._serve_one(key, seeker)
+            if news is None or could_run(news, seeker.sought.shape, seeker.sought.placement):
+                self._serve_one(key, seeker)
 
     def _serve_one(self, key: SeekerKey, seeker: Seeker) -> None:
         """Names a node that has room now and notes the promise, or says once why there is none."""

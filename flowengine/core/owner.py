@@ -156,7 +156,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StoryRul
                     self.counters["objects_rebuilt"] += 1
                 self.set_value(obj, value, sender)
         if task.wards:
-            self.ran_again(task, sender)
+            self.ran_again(task, sender, event.values)
         self.settle(task)
 
     def ran(self, task: Task, began_us: int, run_us: int, outcome: str) -> None:

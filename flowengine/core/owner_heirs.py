@@ -83,10 +83,11 @@ class HeirRules(OwnerBase):
         """Borrowed objects that wait for the task to bring a new owner."""
         return [obj for obj in self.objects.values() if obj.task is task and obj.owner and obj.value is None]
 
-    def ran_again(self, task: Task, worker: str) -> None:
+    def ran_again(self, task: Task, worker: str, values: tuple[m.Value, ...]) -> None:
         """The parent has run again: what its dead attempt owned may be had from the one that is alive."""
+        told = {ref.oid for value in values for ref in value.contained}  # the worker knows no better owner of these
         for obj in self.wards_of(task):
-            if obj.owner in self.dead:
+            if obj.owner in self.dead and obj.oid not in told:
                 obj.owner = worker
                 obj.watched = False
                 obj.introduced = 0

@@ -23,14 +23,16 @@ class RefRules(OwnerBase):
 
     # --- finding records --------------------------------------------------------------------------
 
-    def known(self, ref: m.RefTo) -> Obj:
-        """The record of a reference that this process holds, made when it is the first."""
+    def known(self, ref: m.RefTo, parent: Task | None = None) -> Obj:
+        """The record of a reference that this process holds, made when it is the first; parent: what brought it."""
         obj = self.objects.get(ref.oid)
         if obj is None:
             obj = self.objects[ref.oid] = Obj(ref.oid, owner="" if ref.owner == self.me else ref.owner, heir=ref.heir)
             if obj.owner:
                 self.unannounced[ref.oid] = obj
                 if obj.owner in self.dead:
+                    if parent is not None:
+                        self.ward(obj, parent)
                     self.owner_died(obj)
             else:
                 self.set_value(obj, self.lost_error(obj, "its owner here has freed it"), "")
@@ -213,7 +215,7 @@ class RefRules(OwnerBase):
             return  # its owner holds them
         for ref in refs:
             is_new = ref.oid not in self.objects  # what we knew before may be an input of the task that made this
-            obj = self.known(ref)
+            obj = self.known(ref, outer.task if sender else None)
             obj.pins += 1
             if sender and ref.owner != self.me:
                 self.introduced_by_maker(obj, ref)

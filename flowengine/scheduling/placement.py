@@ -61,6 +61,11 @@ def minus(have: Shape, need: Units, count: int) -> Shape:
     return shape_of(tuple((name, amounts.get(name, 0)) for name, _ in have))
 
 
+def could_run(node: NodeEntry, shape: Shape, placement: tuple[str, ...]) -> bool:
+    """Whether the node could serve the demand now."""
+    return allows(placement, node.node_id) and covers(node.available, units_of(shape))
+
+
 def candidates(nodes: Iterable[NodeEntry], shape: Shape, placement: tuple[str, ...]) -> list[NodeEntry]:
     """Nodes that could serve the demand when they were empty, best liked first."""
     need = units_of(shape)

@@ -1,0 +1,160 @@
+"""An owner driven by hand: forced cancels, streams whose items are lost, time limits, references to the dead."""
+from __future__ import annotations
+
+from flowengine.config import Config
+from flowengine.core import commands as c
+from flowengine.core import messages as m
+from flowengine.core import owner_state as s
+from flowengine.core.ids import child_id, object_id
+from flowengine.core.owner import Owner
+from flowengine.core.owner_state import State
+from flowengine.errors import ObjectLost, TaskTimeout, unpack_error
+
+ME, NODE, WORKER, OTHER = "tcp://h:1#me", "tcp://h:2#node", "tcp://h:3#worker", "tcp://h:4#other"
+ONE = (("CPU", 1.0),)
+STORED = m.Stored(100_000, (NODE,))
+
+
+class Scene:
+    """An owner with one leased worker; keeps what it sent last."""
+
+    def __init__(self) -> None:
+        self.owner = Owner(ME, NODE, "node", Config())
+        self.now = 0.0
+        self.leases = 0
+        self.sent: list[tuple[str, m.Message]] = []
+        self.woken: list[int] = []
+
+    def step(self, event: m.Message, sender: str = "") -> None:
+        self.now += 0.001
+        out = self.owner.handle(event, self.now, sender)
+        self.sent = [(one.to, one.message) for one in out if isinstance(one, c.Send)]
+        self.woken += [one.waiter for one in out if isinstance(one, c.Resolve)]
+
+    def of(self, kind: type) -> list:
+        return [message for _, message in self.sent if isinstance(message, kind)]
+
+    def lease(self) -> None:
+        self.leases += 1
+        self.step(m.LeaseGranted(self.leases, ONE, (), WORKER, "w1", "node"), NODE)
+
+    def submit(self, number: int, **options: object) -> bytes:
+        task = child_id(b"", number)
+        self.step(s.Submitted(m.TaskSpec(task, b"f", "f", **options), b"blob"))
+        return task
+
+    def crash(self, task: bytes, **more: object) -> None:
+        death = m.Death("w1", "h", 7, -9, task, 1, **more)
+        self.step(m.LeaseLost(self.leases, death), NODE)
+
+    def error(self, oid: bytes) -> BaseException:
+        value = self.owner.objects[oid].value
+        assert isinstance(value, m.Failed)
+        return unpack_error(value.error)
+
+
+def with_worker() -> Scene:
+    scene = Scene()
+    scene.submit(0)
+    scene.lease()
+    scene.step(m.TaskDone(child_id(b"", 0), 1, (m.Inline(b"x"),), 10), WORKER)
+    return scene
+
+
+def test_a_forced_cancel_does_not_kill_what_runs_ahead():
+    scene = with_worker()
+    first, second = scene.submit(1), scene.submit(2)
+    scene.step(s.CancelAsked(object_id(second, 0), True, True))
+    assert scene.sent == [(WORKER, m.CancelTask(second, 1, True))]
+    scene.step(m.TaskDone(first, 1, (m.Inline(b"x"),), 10), WORKER)
+    assert [kill.task for kill in scene.of(m.KillWorker)] == [second]  # it runs now, if it did not end
+    third = scene.submit(3)
+    scene.step(m.TaskFailed(second, 1, b"", "cancelled", False, 5), WORKER)
+    assert not scene.of(m.KillWorker)
+    scene.step(s.CancelAsked(object_id(third, 0), True, True))
+    assert [kill.task for kill in scene.of(m.KillWorker)] == [third]
+
+
+def test_a_worker_that_was_killed_for_its_time_limit_has_not_crashed():
+    scene = with_worker()
+    task = scene.submit(1, timeout_s=0.5)
+    scene.crash(task, overdue=True)
+    assert isinstance(scene.error(object_id(task, 0)), TaskTimeout)
+    assert scene.owner.counters["tasks_retried"] == 0
+
+
+def streaming(items: int, taken: int) -> tuple[Scene, bytes]:
+    scene = with_worker()
+    task = scene.submit(1, num_returns=-1)
+    for index in range(items):
+        scene.step(m.StreamItem(task, 1, index, STORED), WORKER)
+    scene.step(s.StreamTaken(task, taken))
+    return scene, task
+
+
+def pushed(scene: Scene) -> m.PushTask:
+    scene.lease()
+    [push] = scene.of(m.PushTask)
+    return push
+
+
+def test_a_stream_that_runs_again_knows_what_was_taken_and_brings_what_was_lost():
+    scene, task = streaming(6, 4)
+    scene.step(s.LoseAsked(object_id(task, 2)))
+    scene.crash(task)
+    push = pushed(scene)
+    assert (push.stream_have, push.stream_taken) == (2, 4)
+    scene.step(m.StreamItem(task, 2, 2, STORED), WORKER)
+    assert scene.owner.objects[object_id(task, 2)].value == STORED
+
+
+def test_a_stream_begins_anew_when_an_item_that_it_has_passed_is_lost_and_awaited():
+    scene, task = streaming(6, 4)
+    lost = object_id(task, 1)
+    scene.step(s.LoseAsked(lost))
+    assert not scene.of(m.CancelTask)
+    scene.step(s.ReadyAsked(5, (lost,), 1))
+    assert scene.of(m.CancelTask) == [m.CancelTask(task, 1, True)]
+    scene.step(s.ReadyAsked(6, (lost,), 1))
+    assert not scene.sent  # once is enough
+    scene.step(m.TaskFailed(task, 1, b"", "cancelled", False, 5), WORKER)
+    [push] = scene.of(m.PushTask)
+    assert (push.attempt, push.stream_have) == (2, 1)
+    scene.step(m.StreamItem(task, 2, 1, STORED), WORKER)
+    assert scene.woken == [5, 6]
+
+
+def test_a_rebuilt_stream_waits_for_no_reader_and_outlives_it():
+    scene, task = streaming(6, 6)
+    scene.step(m.TaskDone(task, 1, (), 10, stream_items=6), WORKER)
+    lost = object_id(task, 3)
+    scene.step(s.LoseAsked(lost))
+    scene.step(s.ReadyAsked(5, (lost,), 1))
+    [push] = scene.of(m.PushTask)
+    assert push.stream_taken == s.ALL_ITEMS
+    scene.step(s.StreamTaken(task, -1))
+    assert not scene.of(m.CancelTask)
+    scene.step(m.StreamItem(task, 2, 3, STORED), WORKER)
+    assert scene.woken == [5]
+
+
+def test_a_lost_item_of_a_failed_stream_is_an_error_and_no_wait_for_ever():
+    scene, task = streaming(3, 3)
+    scene.step(m.TaskFailed(task, 1, b"", "task", False, 5), WORKER)
+    lost = object_id(task, 0)
+    scene.step(s.LoseAsked(lost))
+    scene.step(s.ReadyAsked(5, (lost,), 1))
+    assert scene.woken == [5]
+    assert isinstance(scene.error(lost), ObjectLost)
+
+
+def test_a_reference_to_a_dead_owner_that_comes_inside_of_a_result_is_made_again_with_it():
+    scene = with_worker()
+    scene.step(m.PeerLost(OTHER, "closed"), OTHER)
+    task = scene.submit(1)
+    inner = m.RefTo(object_id(child_id(task, 0), 0), OTHER)
+    scene.step(m.TaskDone(task, 1, (m.Inline(b"x", (inner,)),), 10), WORKER)
+    scene.step(s.RefsMade((inner,), object_id(task, 0)))
+    assert scene.owner.objects[inner.oid].value is None
+    scene.step(s.ReadyAsked(5, (inner.oid,), 1))
+    assert scene.owner.tasks[task].state is State.SENT  # again
