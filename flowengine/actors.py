@@ -77,8 +77,8 @@ def check_promise(name: str, life: m.ActorLife) -> None:
     """Refuse what cannot be kept: with several threads nobody knows in which order they touched the state."""
     if life.recovery == "exactly_once" and life.max_concurrency > 1 and not life.is_async:
         raise BadValue(
-            f"{name}: max_concurrency={life.max_concurrency} runs methods in threads, whose order cannot be repeated, so "
-            'recovery="exactly_once" cannot be promised: use recovery="restart" or "none"'
+            f"{name}: max_concurrency={life.max_concurrency} runs methods in threads, whose order cannot be repeated, "
+            'so recovery="exactly_once" cannot be promised: use recovery="restart" or "none"'
         )
 
 
@@ -97,7 +97,7 @@ def methods_of(cls: type) -> tuple[str, ...]:
 
 
 class ActorHandle:
-    """A reference to an actor; its attributes are methods: a.method.remote(...). The actor ends with the last handle."""
+    """A reference to an actor; its attributes are methods: a.method.remote(...). It ends with the last handle."""
 
     def __init__(self, ref: ObjectRef, name: str, methods: tuple[str, ...]) -> None:
         self._ref = ref

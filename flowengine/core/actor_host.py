@@ -47,6 +47,7 @@ class CallEnded(m.Message, frozen=True):
 
     call: bytes
     answer: Any
+    leaving: bool = False  # it called exit_actor
 
 
 class StateSaved(m.Message, frozen=True):
@@ -109,6 +110,7 @@ class ActorHost:
         self.held: list[c.Send] = []  # what may go out when the owner has the turns
         self.work = Work(deaths=push.run - 1)
         self.saving = False
+        self.leaving = False
         self.saved: dict[int, dict[bytes, int]] = {}  # frontiers of checkpoints under way
         self.policy = life.checkpoint if life.recovery == "exactly_once" else "never"
         for kind, number, payload in push.recorded:
@@ -236,7 +238,7 @@ class ActorHost:
 
     def run_next(self) -> None:
         """Begin what may run now."""
-        while self.ready and len(self.running) < self.limit and not (self.saving and self.limit == 1):
+        while self.ready and not self.leaving and len(self.running) < self.limit and not (self.saving and self.limit == 1):
             item = self.choose()
             if item is None:
                 return
@@ -336,10 +338,19 @@ class ActorHost:
         if item is not None:
             self.work.run_s += max(event.answer.run_us, 0) / 1e6
             self.finish(item, event.answer)
-        if not self.saving and not self.recovering and is_due(self.policy, self.work, self.now):
-            if not self.running:
-                self.save()
+        if event.leaving:
+            self.leaving = True
+            self.leave()
+            return
+        between_calls = not self.saving and not self.recovering and not self.running
+        if between_calls and is_due(self.policy, self.work, self.now):
+            self.save()
         self.run_next()
+
+    def leave(self) -> None:
+        """The actor ends by itself, when all that it answered has gone out."""
+        if self.leaving and not self.gated:
+            self.send(self.owner, m.KillActor(self.id, False, "it called flow.exit_actor()"))
 
     def finish(self, item: Arrived, answer: Any) -> None:
         self.remember(item.push.spec.id, item.push.spec.caller_key, answer)
@@ -392,6 +403,7 @@ class ActorHost:
         if not self.gated:
             self.out.extend(self.held)
             self.held = []
+            self.leave()
 
     # --- checkpoints -----------------------------------------------------------------------------------------
 

@@ -289,7 +289,7 @@ class Executor:
         if event.blocked and self.blocked == 1:
             self.out.append(c.Send(self.node, m.WorkerBlocked(self.worker_id, True)))
             by_lease: dict[tuple[str, int], list[bytes]] = {}
-            if self.running is not None:
+            if self.running is not None and self.running.caller not in self.gone:
                 by_lease[self.running.caller, self.running.push.lease] = []
             for task, item in self.queue.items():
                 by_lease.setdefault((item.caller, item.push.lease), []).append(task)

@@ -6,8 +6,14 @@ running total, so that a receiver can tell what is stale. The order of fields is
 
 from __future__ import annotations
 
-from typing import Any
-
+from .membership import NodeAccepted as NodeAccepted
+from .membership import NodeEntry as NodeEntry
+from .membership import NodeFenced as NodeFenced
+from .membership import NodeJoined as NodeJoined
+from .membership import NodeReport as NodeReport
+from .membership import NodesChanged as NodesChanged
+from .membership import SlotsFound as SlotsFound
+from .membership import SlotsSought as SlotsSought
 from .parts import ActorLife as ActorLife
 from .parts import Death as Death
 from .parts import Failed as Failed
@@ -20,6 +26,14 @@ from .parts import Shape as Shape
 from .parts import Stored as Stored
 from .parts import TaskSpec as TaskSpec
 from .parts import Value as Value
+from .talk import Answered as Answered
+from .talk import Asked as Asked
+from .talk import ChaosOrdered as ChaosOrdered
+from .talk import Goodbye as Goodbye
+from .talk import LogLines as LogLines
+from .talk import PeerLost as PeerLost
+from .talk import Ping as Ping
+from .talk import Pong as Pong
 
 
 class Checkpoint(Record, frozen=True):
@@ -108,6 +122,7 @@ class TaskFailed(Message, frozen=True):
     held: tuple[RefTo, ...] = ()
     lost: tuple[tuple[bytes, tuple[str, ...]], ...] = ()  # kind "args": inputs that could not be had, and from where
     began_us: int = 0
+    contained: tuple[RefTo, ...] = ()  # references inside of the exception
 
 
 class TakenBack(Message, frozen=True):
@@ -523,136 +538,6 @@ class LoseObject(Message, frozen=True):
     """Failure laboratory: drop every copy of the object, keep its lineage."""
 
     oid: bytes
-
-
-# --- node <-> head --------------------------------------------------------------------------------
-
-
-class NodeEntry(Record, frozen=True):
-    """A node as others see it."""
-
-    node_id: str
-    address: str
-    host: str
-    total: Shape
-    available: Shape
-    workers: tuple[tuple[str, int, str, str], ...] = ()  # (worker_id, pid, state, address)
-    queued: int = 0
-    epoch: int = 0
-
-
-class NodeJoined(Message, frozen=True):
-    """A node registers, for the first time or again after the head or the link was lost."""
-
-    entry: NodeEntry
-
-
-class NodeAccepted(Message, frozen=True):
-    """The head's answer: the epoch under which the node now lives, and its peers."""
-
-    epoch: int
-    nodes: tuple[NodeEntry, ...]
-
-
-class NodeFenced(Message, frozen=True):
-    """The head had declared this node dead: it must begin a new life (kill its workers, new epoch)."""
-
-    epoch: int
-
-
-class NodeReport(Message, frozen=True):
-    """Spare capacity and queue of a node, sent when it changed (not more often than an interval); a sign of life."""
-
-    entry: NodeEntry
-
-
-class NodesChanged(Message, frozen=True):
-    """Head to nodes, nodes to their processes: who is there, and who died since."""
-
-    nodes: tuple[NodeEntry, ...]
-    dead: tuple[str, ...] = ()  # addresses of nodes that are dead for good
-
-
-class SlotsSought(Message, frozen=True):
-    """A node asks: who could serve this demand of an owner?"""
-
-    owner: str
-    shape: Shape
-    placement: tuple[str, ...]
-    count: int
-    run_us: int = 0
-    held: tuple[tuple[str, int], ...] = ()
-
-
-class SlotsFound(Message, frozen=True):
-    """The head's answer: a node's address, or none and why."""
-
-    owner: str
-    shape: Shape
-    placement: tuple[str, ...]
-    node: str
-    reason: str = ""
-
-
-# --- asking and answering, for people -------------------------------------------------------------
-
-
-class Asked(Message, frozen=True):
-    """A question (stats, nodes, story, stack ...) with a number that the answer repeats; scope: local or cluster."""
-
-    request: int
-    topic: str
-    argument: Any = None
-    scope: str = "cluster"
-
-
-class Answered(Message, frozen=True):
-    """The answer to a question: JSON-like content."""
-
-    request: int
-    topic: str
-    content: Any
-
-
-class LogLines(Message, frozen=True):
-    """Lines that a task printed, for the driver; stream is out or err."""
-
-    source: str
-    stream: str
-    lines: tuple[str, ...]
-
-
-class ChaosOrdered(Message, frozen=True):
-    """Failure laboratory: do this harm here (kill, freeze, thaw, cut, heal, arm a named point)."""
-
-    action: str
-    target: str
-    argument: Any = None
-
-
-class Ping(Message, frozen=True):
-    """Are you there? The answer is Pong."""
-
-    number: int
-
-
-class Pong(Message, frozen=True):
-    """Still here."""
-
-    number: int
-
-
-class Goodbye(Message, frozen=True):
-    """The sender ends on purpose."""
-
-    reason: str = ""
-
-
-class PeerLost(Message, frozen=True):
-    """From the link to its own machine: that process is gone for good."""
-
-    peer: str
-    reason: str
 
 
 WIRE: tuple[type[Message], ...] = tuple(

@@ -21,9 +21,10 @@ from .owner_recovery import RecoveryRules
 from .owner_refs import RefRules
 from .owner_state import Obj, State, Step, Stream, Task, Waiter
 from .owner_story import UNTOLD, StoryRules
+from .owner_streams import StreamRules
 
 
-class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StoryRules):
+class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRules, StoryRules):
     """Decides; never waits, sends or reads a clock."""
 
     def handle(self, event: m.Message, now: float, sender: str = "") -> list[Any]:
@@ -254,7 +255,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StoryRul
             self.try_again(task)
         else:
             self.counters["tasks_executed"] += event.kind == "task"
-            self.end_badly(task, m.Failed(event.error, event.kind))
+            self.end_badly(task, m.Failed(event.error, event.kind, event.contained), sender)
 
     def try_again(self, task: Task) -> None:
         """The attempt is over, the wish is not."""
@@ -264,23 +265,24 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StoryRul
             return
         self.look_at_inputs(task)
 
-    def end_badly(self, task: Task, error: m.Failed) -> None:
+    def end_badly(self, task: Task, error: m.Failed, sender: str = "") -> None:
         """Every result of the task is this error, and so of all that depend on it (chains may be long)."""
         task.step(Step.ENDED_BADLY)
-        self.ending.append((task, error))
+        self.ending.append((task, error, sender))
         if len(self.ending) > 1:
             return  # the loop below, further up the stack, comes to it
         while self.ending:
             self.give_error(*self.ending[0])
             self.ending.popleft()
 
-    def give_error(self, task: Task, error: m.Failed) -> None:
-        """Set the error as the value of every result."""
+    def give_error(self, task: Task, error: m.Failed, sender: str) -> None:
+        """Set the error as the value of every result; its maker introduced us once to what the error refers to."""
         if task.stream is not None:
             task.stream.error = error
             self.stream_ended(task, task.stream.count)
         for obj in (*task.results, *(self.wards_of(task) if task.wards else ())):
-            self.set_value(obj, error, "")
+            self.set_value(obj, error, sender)
+            sender = ""
         self.settle(task)
 
     def end_later(self, task: Task, error: m.Failed) -> None:
@@ -302,9 +304,9 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StoryRul
         obj.gone_bytes = -1
         if obj.strays is not None:
             self.drop_strays(obj)
-        if type(value) is m.Inline:
+        if type(value) is m.Inline and not obj.owner:
             self.counters["objects_inlined"] += 1
-        if type(value) is not m.Failed and value.contained:
+        if value.contained:
             self.contains(obj, value.contained, sender)
         if obj.waiters is not None:
             waiters, obj.waiters = obj.waiters, None
@@ -360,7 +362,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StoryRul
         """User code stored a value: it is owned here and has no maker."""
         obj = self.objects.get(event.oid)
         if obj is None:
-            obj = self.objects[event.oid] = Obj(event.oid, local=1, durable=event.durable)
+            obj = self.objects[event.oid] = Obj(event.oid, local=1, durable=event.durable, was_put=True)
         else:
             obj.local += 1  # a parent that runs again puts the same value
         if obj.value is None:
@@ -429,7 +431,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StoryRul
         task.wanted = False
         task.forced = task.forced or force
         if task.spec.actor is not None:
-            self.send(self.targets[task_of(task.spec.actor.oid)].worker, m.CancelTask(task.spec.id, task.attempt, False))
+            target = self.targets[task_of(task.spec.actor.oid)]
+            self.send(target.worker, m.CancelTask(task.spec.id, task.attempt, False))
             return
         lease = task.lease
         assert lease is not None
@@ -441,115 +444,6 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StoryRul
     def cancel_object(self, event: m.CancelObject, sender: str) -> None:
         """A borrower cancels."""
         self.cancel_asked(s.CancelAsked(event.oid, event.force, event.recursive), sender)
-
-    # --- streams ----------------------------------------------------------------------------------
-
-    def stream_item(self, event: m.StreamItem, sender: str) -> None:
-        """An item of a streaming task has come; one that came before is set only if it was lost."""
-        task = self.current(event.task, event.attempt)
-        if task is None or task.stream is None:
-            self.drop_values(event.task, (event.value,), event.index)
-            return
-        stream = task.stream
-        stream.seen = event.index + 1
-        oid = object_id(event.task, event.index)
-        if event.index < stream.count:
-            obj = stream.items.get(event.index)
-            if obj is None or obj.value is not None:
-                self.refuse(oid, event.value)
-                return
-            self.counters["objects_rebuilt"] += 1
-            self.set_value(obj, event.value, sender)
-            return
-        stream.count = event.index + 1
-        if stream.dropped or not task.wanted:
-            self.refuse(oid, event.value)
-            return
-        known = self.objects.get(oid)  # of an earlier run of the parent
-        obj = self.objects[oid] = known or Obj(oid)
-        obj.task = task
-        obj.pins += 1  # the stream holds it until the reader takes it
-        stream.items[event.index] = obj
-        self.set_value(obj, event.value, sender)
-        self.wake_stream(stream)
-
-    def wake_stream(self, stream: Stream) -> None:
-        rest = []
-        for waiter, index in stream.waiters:
-            if index < stream.count or stream.ended:
-                self.out.append(c.Resolve(waiter.id))
-                self.waiters.pop(waiter.id, None)
-            elif waiter.id in self.waiters:
-                rest.append((waiter, index))
-        stream.waiters = rest
-
-    def stream_ended(self, task: Task, items: int) -> None:
-        stream = task.stream
-        assert stream is not None
-        stream.ended = True
-        for index, obj in list(stream.items.items()):
-            if obj.value is None and (stream.error is not None or index >= items):  # this run has not brought it
-                error = stream.error or self.lost_error(obj, f"{task.spec.name} ran again and did not yield it")
-                self.set_value(obj, error, "")
-        if stream.dropped:
-            for obj in list(stream.items.values()):
-                self.release(obj)
-        if task.again is None:
-            self.wake_stream(stream)
-
-    def stream_asked(self, event: s.StreamAsked, sender: str) -> None:
-        """The reader waits for an item or the end."""
-        task = self.tasks.get(event.task)
-        stream = task.stream if task is not None else None
-        if stream is None or event.index < stream.count or stream.ended:
-            self.out.append(c.Resolve(event.waiter))
-            return
-        waiter = Waiter(event.waiter, 1, [])
-        self.waiters[event.waiter] = waiter
-        stream.waiters.append((waiter, event.index))
-
-    def stream_taken(self, event: s.StreamTaken, sender: str) -> None:
-        """The reader has taken items: they are its references now, and the maker may go on."""
-        task = self.tasks.get(event.task)
-        if task is None or task.stream is None:
-            return
-        stream = task.stream
-        if event.items < 0:
-            stream.dropped = True
-            for index in [i for i in stream.items if i >= stream.taken]:
-                obj = stream.items[index]
-                obj.pins -= 1
-                self.release(obj)
-            if task.state in (State.DONE, State.FAILED):
-                self.forget_stream(task)
-            elif any(obj.value is None for obj in stream.items.values()):  # it runs again for items that are needed
-                if task.state is State.SENT and task.lease is not None:
-                    self.send(task.lease.worker, m.StreamConsumed(task.spec.id, task.attempt, s.ALL_ITEMS))
-            else:
-                self.cancel(task, False, True)
-            return
-        for index in range(stream.taken, event.items):
-            obj = stream.items[index]
-            obj.pins -= 1
-            obj.local += 1
-        stream.taken = event.items
-        if task.state is State.SENT and task.lease is not None:
-            self.send(task.lease.worker, m.StreamConsumed(task.spec.id, task.attempt, event.items))
-
-    def forget_stream(self, task: Task) -> None:
-        """The reader is gone and the task is over: nothing is left to do for it."""
-        if task.stream is not None and not task.stream.items:
-            if task.lineage:
-                self.drop_lineage_of_inputs(task)
-            self.erase(task)
-
-    def worker_of(self, oid: bytes) -> str:
-        """The worker_id that runs or ran the object's task; empty when none did or it is forgotten."""
-        task = self.tasks.get(task_of(oid))
-        if task is not None and task.lease is not None:
-            return task.lease.worker_id
-        obj = self.objects.get(oid)
-        return obj.maker if obj is not None else ""
 
 
 def _ignore(owner: Owner, event: Any, sender: str) -> None:

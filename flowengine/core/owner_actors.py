@@ -369,7 +369,8 @@ class ActorRules(OwnerBase):
     def send_again(self, target: Target) -> None:
         """A new incarnation: it gets the calls that no checkpoint covers, or, without recovery, none of them."""
         if target.recovery != "exactly_once":
-            error = self.actor_error("the actor", "its process died while the call ran; it begins anew", "later calls work")
+            why = "its process died while the call ran; it begins anew"
+            error = self.actor_error("the actor", why, "later calls work")
             sent, target.sent = target.sent, {}
             for task in sent.values():
                 if isinstance(task, Task) and task.state is State.SENT:

@@ -10,7 +10,21 @@ from ..config import Config
 from . import commands as c
 from . import messages as m
 from .journal import Journal
-from .owner_state import Cost, Demand, Lease, Made, Obj, Parent, Queue, QueueKey, Submitted, Target, Task, Waiter
+from .owner_state import (
+    Cost,
+    Demand,
+    Lease,
+    Made,
+    Obj,
+    Parent,
+    Queue,
+    QueueKey,
+    Stream,
+    Submitted,
+    Target,
+    Task,
+    Waiter,
+)
 
 JOURNAL_ENTRIES = 5_000
 SPANS_KEPT = 20_000  # runs for the timeline
@@ -75,7 +89,7 @@ class OwnerBase(ABC):
         # tasks
         self.tasks: dict[bytes, Task] = {}
         self.functions = Functions(config.function_bytes_max)
-        self.ending: deque[tuple[Task, m.Failed]] = deque()  # tasks that end badly in this event
+        self.ending: deque[tuple[Task, m.Failed, str]] = deque()  # tasks that end badly in this event
         # objects, owned and borrowed
         self.objects: dict[bytes, Obj] = {}
         self.waiters: dict[int, Waiter] = {}
@@ -118,7 +132,7 @@ class OwnerBase(ABC):
         """The attempt is over, the wish is not."""
 
     @abstractmethod
-    def end_badly(self, task: Task, error: m.Failed) -> None:
+    def end_badly(self, task: Task, error: m.Failed, sender: str = "") -> None:
         """Every result of the task is this error."""
 
     @abstractmethod
@@ -140,6 +154,18 @@ class OwnerBase(ABC):
     @abstractmethod
     def set_value(self, obj: Obj, value: m.Value, sender: str) -> None:
         """The object has a value (again): whoever waits for it goes on."""
+
+    @abstractmethod
+    def stream_ended(self, task: Task, items: int) -> None:
+        """The maker has ended; so many items came."""
+
+    @abstractmethod
+    def wake_stream(self, stream: Stream) -> None:
+        """Readers look again."""
+
+    @abstractmethod
+    def drop_values(self, task_id: bytes, values: tuple[m.Value, ...], first: int = 0) -> None:
+        """Results of an attempt that does not count."""
 
     # --- references ---
 

@@ -221,9 +221,10 @@ class RecoveryRules(OwnerBase):
                 self.begin_rebuild(task)
 
     def resend(self, item: Obj) -> None:
-        """An item of a stream that still runs was lost: the maker begins anew when it has passed it, for it may wait."""
+        """An item of a stream that still runs was lost: its maker begins anew when it is past it, for it may wait."""
         task = item.task
-        assert task is not None and task.stream is not None
+        assert task is not None
+        assert task.stream is not None
         stream, index = task.stream, int.from_bytes(item.oid[-4:], "big")
         if task.state is State.SENT and task.lease is not None and index < stream.seen and not stream.restarting:
             stream.restarting = True

@@ -177,7 +177,7 @@ class RefRules(OwnerBase):
         if type(value) is m.Stored:
             for node in value.nodes:
                 self.send(node, m.ObjectFreed(tuple(oids)))
-        if type(value) is m.Failed or not value.contained:
+        if not value.contained:
             return
         for ref in value.contained:
             inner = self.objects.get(ref.oid)
@@ -419,8 +419,8 @@ class RefRules(OwnerBase):
             if obj.owner:
                 self.send(obj.owner, m.FreeObject(oid))
                 obj.value = None
-            elif type(obj.value) is m.Stored or (obj.value is not None and obj.task is None):
-                self.forget_value(obj)
+            elif type(obj.value) is m.Stored or (obj.was_put and type(obj.value) is m.Inline):
+                self.forget_value(obj)  # a small result of a task stays: nothing is won, and nobody could make it again
 
     def free_object(self, event: m.FreeObject, sender: str) -> None:
         """A borrower frees."""

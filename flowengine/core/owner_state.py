@@ -71,6 +71,7 @@ class Obj(msgspec.Struct, gc=False):
     strays: dict[str, None] | None = None  # nodes with a copy of an attempt that may not have been heard of
     watched: bool = False  # borrowed: the owner was asked for the value
     durable: bool = False
+    was_put: bool = False
     borrowers: dict[str, int] | None = None
     watchers: dict[str, None] | None = None
     waiters: list[Waiter] | None = None

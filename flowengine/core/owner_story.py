@@ -11,7 +11,8 @@ from .owner_state import State, Task
 
 # Events of the way of every task: told from the list of runs instead, since they are many and hold values.
 UNTOLD: frozenset[type] = frozenset((
-    m.Asked, m.Answered, s.Submitted, s.ValuePut, s.ReadyAsked, s.WaiterGone, s.RefsMade, s.RefsDropped, s.InputsGiven, s.FetchAsked,
+    m.Asked, m.Answered,
+    s.Submitted, s.ValuePut, s.ReadyAsked, s.WaiterGone, s.RefsMade, s.RefsDropped, s.InputsGiven, s.FetchAsked,
     s.IdleLooked, s.StreamAsked, s.StreamTaken, s.Exported, s.ParentBegan, s.ParentEnded,
     m.TaskDone, m.StreamItem, m.ObjectReady, m.ObjectHere, m.StashAdded, m.WatchObject, m.Pong,
 ))  # fmt: skip
@@ -19,6 +20,14 @@ UNTOLD: frozenset[type] = frozenset((
 
 class StoryRules(OwnerBase):
     """Part of Owner: see owner_base for the state."""
+
+    def worker_of(self, oid: bytes) -> str:
+        """The worker_id that runs or ran the object's task; empty when none did or it is forgotten."""
+        task = self.tasks.get(task_of(oid))
+        if task is not None and task.lease is not None:
+            return task.lease.worker_id
+        obj = self.objects.get(oid)
+        return obj.maker if obj is not None else ""
 
     def why(self, oid: bytes) -> str:
         """One line: what the object is and what it waits for."""

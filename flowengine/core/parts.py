@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import msgspec
 
 Shape = tuple[tuple[str, float], ...]  # sorted amounts that a task needs while it runs: (("CPU", 1.0),)
@@ -46,9 +44,9 @@ class Stored(Message, frozen=True):
 class Failed(Message, frozen=True):
     """The value is an error, packed by errors.pack_error; kind tells who erred (see ErrorKind)."""
 
-    contained: ClassVar[tuple[RefTo, ...]] = ()
     error: bytes
     kind: str = "task"
+    contained: tuple[RefTo, ...] = ()
 
 
 class Pending(Message, frozen=True):

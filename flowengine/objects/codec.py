@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import pickle
@@ -9,7 +10,7 @@ import struct
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import cloudpickle
@@ -86,6 +87,17 @@ class _Collector(threading.local):
 
 
 _collector = _Collector()
+
+
+@contextlib.contextmanager
+def collecting() -> Iterator[dict[object, None]]:
+    """While the block runs, refs that this thread pickles by whatever pickler are collected."""
+    outer, found = _collector.refs, dict[object, None]()
+    _collector.refs = found
+    try:
+        yield found
+    finally:
+        _collector.refs = outer
 
 
 def note_ref(ref: object) -> None:

@@ -1,4 +1,4 @@
-"""An actor in its worker process: the constructor or a restored state, then calls, one by one, in threads or on a loop."""
+"""An actor in its worker process: constructed or restored, then calls, one by one, in threads or on a loop."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ class Actor:
             if call:
                 self.recorded.setdefault(call, {})[plain, number] = payload
         self.instance: Any = None
+        self.leaving = False  # a method called exit_actor
         self.files: list[str] = []
 
     def live(self, cls: Any) -> None:
@@ -149,7 +150,8 @@ class Actor:
                 result = await result
             answer: m.TaskDone | m.TaskFailed = run.done_call(context, run.pack(result))
         except ExitActor:
-            answer = self.exit(run, context)
+            self.leaving = True
+            answer = run.done_call(context, run.pack(None))
         except BaseException as error:
             answer = run.failed_call(context, error)
         self.finish(job.push, answer)
@@ -165,7 +167,7 @@ class Actor:
             if run.spec.num_returns < 0:
                 return run.stream(result)
         except ExitActor:
-            session.endpoint.send(self.owner, m.KillActor(self.id, False, "it called flow.exit_actor()"))
+            self.leaving = True
             result = None
         finally:
             session.in_user_code = False
@@ -173,10 +175,6 @@ class Actor:
                 end_fork()
         session.at_point("actor.call.after_run")
         return run.pack(result)
-
-    def exit(self, run: Run, context: Context) -> m.TaskDone:
-        self.session.endpoint.send(self.owner, m.KillActor(self.id, False, "it called flow.exit_actor()"))
-        return run.done_call(context, run.pack(None))
 
     def prepared(self, run: Run) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         args, kwargs = run.arguments()
@@ -202,7 +200,7 @@ class Actor:
     def finish(self, push: m.PushTask, answer: m.TaskDone | m.TaskFailed) -> None:
         self.session.at_point("actor.reply.before_send")
         self.session.note_running(self.run.spec, self.push.attempt)  # a death from here on is not the call's fault
-        self.session.step(CallEnded(push.spec.id, answer))
+        self.session.step(CallEnded(push.spec.id, answer, self.leaving))
 
     # --- checkpoints ---------------------------------------------------------------------------------------------
 

@@ -28,7 +28,8 @@ ATTEMPT_BYTES = 4
 NAME_BYTES = 64
 DEADLINE_AT = TASK_ID_BYTES + ATTEMPT_BYTES + NAME_BYTES  # after id, attempt and name of what runs
 DEADLINE_BYTES = 8
-RUNNING_BYTES = DEADLINE_AT + DEADLINE_BYTES  # when it has to be over at the latest: ms of the host's monotonic clock, 0: never
+# When it has to be over at the latest: ms of the host's monotonic clock, 0: never.
+RUNNING_BYTES = DEADLINE_AT + DEADLINE_BYTES
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 STOPPED_STATES = "TtZ"
 LOOPBACK = "127.0.0.1"

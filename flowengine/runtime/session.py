@@ -27,14 +27,13 @@ from flowengine.config import Config
 from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
-from flowengine.core.ids import TASK_ID_BYTES, child_id, object_id
+from flowengine.core.ids import child_id, object_id
 from flowengine.core.owner import Owner
 from flowengine.errors import EngineBug, FlowError, GetTimeout, StaleSession, unpack_error
 from flowengine.objects import codec
 from flowengine.objects.segments import Segments
-from flowengine.observe.timeline import spans
 from flowengine.refs import Current, ObjectRef
-from flowengine.runtime import process
+from flowengine.runtime import answers, process
 from flowengine.runtime.callbacks import Callbacks
 from flowengine.runtime.context import Context, Questions
 from flowengine.runtime.drive import Drive
@@ -45,8 +44,6 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 HEAD_AGAIN_S = 0.1
-NAME_DIGITS_MIN = 8  # of a task or object that a story is asked of
-STORY_OBJECTS_MAX = 20
 
 
 class Session:
@@ -471,30 +468,7 @@ class Session:
 
     def answer(self, peer: str, question: m.Asked) -> None:
         """A question from another process."""
-        topic = question.topic
-        content: Any = None
-        if topic == "stats":
-            content = dict(self.owner.counters)
-        elif topic == "stack":
-            content = {f"{self.role} {os.getpid()}": process.stacks()}
-        elif topic == "spans":
-            content = [msgspec.to_builtins(span) for span in spans(self.owner.spans)]
-        elif topic == "story":
-            content = self.story(question.argument)
-        elif topic == "worker_of":
-            content = self.owner.worker_of(question.argument)
-        elif topic == "commit":
-            content = True
-        self.endpoint.send(peer, m.Answered(question.request, topic, content))
-
-    def story(self, name: Any) -> list[str]:
-        """Lines about an object or task; the start of a name will do."""
-        digits = (name.hex() if isinstance(name, bytes) else str(name)).partition(".")[0].lower()
-        if len(digits) < NAME_DIGITS_MIN:
-            return []
-        names = dict.fromkeys(oid[:TASK_ID_BYTES] for oid in list(self.owner.objects) if oid.hex().startswith(digits))
-        names.update(dict.fromkeys(run[0].id for run in list(self.owner.spans) if run[0].id.hex().startswith(digits)))
-        return [line for found in list(names)[:STORY_OBJECTS_MAX] for line in self.owner.story(found)]
+        self.endpoint.send(peer, m.Answered(question.request, question.topic, answers.content(self, question)))
 
     def answered(self, peer: str, message: m.Answered) -> None:
         """An answer came."""

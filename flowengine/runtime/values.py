@@ -68,7 +68,7 @@ class Values:
             if kind is m.Inline:
                 return self.unpacked(oid, value.blob, None, copy)
             if kind is m.Failed:
-                raise unpack_error(value.error)
+                raise self.unpacked_error(oid, value)
             if kind is m.Stored:
                 view = session.values.segments.open(oid.hex())  # the node may have been started again meanwhile
                 if view is not None:
@@ -77,6 +77,16 @@ class Values:
             if oid not in session.owner.objects:
                 raise EngineBug(f"object {short(oid)} is read though nothing refers to it")
             session.fetch(oid, deadline)
+
+    def unpacked_error(self, oid: bytes, value: m.Failed) -> FlowError:
+        """The error; references inside are kept alive by the object as those of a value are."""
+        local = self.session.local
+        before = getattr(local, "via", b"")
+        local.via = oid
+        try:
+            return unpack_error(value.error)
+        finally:
+            local.via = before
 
     def unpacked(self, oid: bytes, blob: bytes, view: memoryview | None, copy: bool = False) -> Any:
         """Unpickle; references inside are kept alive by the object until their owners know about us."""

@@ -337,12 +337,9 @@ class Run:
         kind = "cancelled" if isinstance(error, TaskCancelled) else "task"
         if isinstance(error, TaskTimeout):
             kind = "timeout"
-        blob = pack_error(error) if kind != "task" else pack_error(error, self.spec.name, traceback_text(error))
-        error.__traceback__ = None
+        blob, refs = self.packed_error(error, kind == "task")
         self.drop_given()
-        held = self.session.owner.still_held()
-        run_us = self.run_us()
-        return m.TaskFailed(self.spec.id, self.push.attempt, blob, kind, False, run_us, held, began_us=self.began_us)
+        return self.failure(blob, kind, False, refs)
 
     def run(self) -> tuple[m.Value, ...]:
         session, spec = self.session, self.spec
@@ -462,12 +459,26 @@ class Run:
             kind = "store"
         elif not isinstance(error, (ObjectLost, FlowError)) or isinstance(error, Exception):
             retry = self.is_retried(error)
-        blob = pack_error(error, self.spec.name, traceback_text(error))
-        error.__traceback__ = None
+        blob, refs = self.packed_error(error, True)
         self.leave(True)
+        return self.failure(blob, kind, retry, refs)
+
+    def packed_error(self, error: BaseException, is_users: bool) -> tuple[bytes, tuple[m.RefTo, ...]]:
+        """The error as it travels, and the references inside of it, to which the caller is introduced."""
+        with codec.collecting() as found:
+            users = (self.spec.name, traceback_text(error)) if is_users else ()
+            blob = pack_error(error, *users)
+        error.__traceback__ = None
+        refs = tuple([ref.to() for ref in found if isinstance(ref, ObjectRef)])
+        if refs:
+            self.session.step(s.Exported(refs, self.caller))
+        return blob, refs
+
+    def failure(self, blob: bytes, kind: str, retry: bool, refs: tuple[m.RefTo, ...]) -> m.TaskFailed:
         held = self.session.owner.still_held()
+        spec, run_us = self.spec, self.run_us()
         return m.TaskFailed(
-            self.spec.id, self.push.attempt, blob, kind, retry, self.run_us(), held, began_us=self.began_us
+            spec.id, self.push.attempt, blob, kind, retry, run_us, held, began_us=self.began_us, contained=refs
         )
 
     def is_retried(self, error: BaseException) -> bool:

@@ -1,0 +1,65 @@
+"""Messages for people and of processes about themselves: questions, answers, log lines, harm on purpose, ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .parts import Message
+
+
+class Asked(Message, frozen=True):
+    """A question (stats, nodes, story, stack ...) with a number that the answer repeats; scope: local or cluster."""
+
+    request: int
+    topic: str
+    argument: Any = None
+    scope: str = "cluster"
+
+
+class Answered(Message, frozen=True):
+    """The answer to a question: JSON-like content."""
+
+    request: int
+    topic: str
+    content: Any
+
+
+class LogLines(Message, frozen=True):
+    """Lines that a task printed, for the driver; stream is out or err."""
+
+    source: str
+    stream: str
+    lines: tuple[str, ...]
+
+
+class ChaosOrdered(Message, frozen=True):
+    """Failure laboratory: do this harm here (kill, freeze, thaw, cut, heal, arm a named point)."""
+
+    action: str
+    target: str
+    argument: Any = None
+
+
+class Ping(Message, frozen=True):
+    """Are you there? The answer is Pong."""
+
+    number: int
+
+
+class Pong(Message, frozen=True):
+    """Still here."""
+
+    number: int
+
+
+class Goodbye(Message, frozen=True):
+    """The sender ends on purpose."""
+
+    reason: str = ""
+
+
+class PeerLost(Message, frozen=True):
+    """From the link to its own machine: that process is gone for good."""
+
+    peer: str
+    reason: str
