@@ -6,8 +6,6 @@ import pathlib
 import sys
 import time
 
-import msgspec
-
 from flowengine.chaos.sim import Scenario, run
 from flowengine.chaos.sim_world import World
 from flowengine.config import Config
@@ -64,7 +62,6 @@ def main() -> int:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
             writer.writerows(rows)
-        (HERE / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(rows)))
     return 0
 
 

@@ -248,6 +248,8 @@ class Executor:
 
     def answer(self, item: Queued, answer: Any) -> None:
         if item.caller in self.gone:
+            for ref in answer.held:  # it would have told their owners
+                self.out.append(c.Send(ref.owner, m.BorrowAdded(ref.oid, self.me)))
             if type(answer) is m.TaskDone:
                 self.drop(item, answer)
             return

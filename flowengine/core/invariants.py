@@ -311,7 +311,8 @@ def _nothing_is_left_over(owner: Owner) -> Iterator[str]:
     for oid, obj in owner.objects.items():
         task = obj.task
         under_way = not obj.owner and task is not None and task.state not in (State.DONE, State.FAILED)
-        if obj.local <= 0 and obj.pins <= 0 and not obj.borrowers and obj.lineage <= 0 and not under_way:
+        borrowed = any(count > 0 for count in (obj.borrowers or {}).values())
+        if obj.local <= 0 and obj.pins <= 0 and not borrowed and obj.lineage <= 0 and not under_way:
             yield f"{short(oid)} is kept for nobody"
         if obj.oid != oid:
             yield f"{short(oid)} is listed as {short(obj.oid)}"

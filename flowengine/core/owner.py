@@ -151,13 +151,12 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
             self.settle(task)
             self.want([obj for obj in task.stream.items.values() if obj.value is None and self.is_awaited(obj)])
             return
-        else:
-            for obj, value in zip(task.results, event.values, strict=False):
-                if task.rebuilds and obj.value is None and self.objects.get(obj.oid) is obj:
-                    self.counters["objects_rebuilt"] += 1
-                self.set_value(obj, value, sender)
         if task.wards:
             self.ran_again(task, sender, event.values)
+        for obj, value in zip(task.results, event.values, strict=False):
+            if task.rebuilds and obj.value is None and self.objects.get(obj.oid) is obj:
+                self.counters["objects_rebuilt"] += 1
+            self.set_value(obj, value, sender)
         self.settle(task)
 
     def ran(self, task: Task, began_us: int, run_us: int, outcome: str) -> None:

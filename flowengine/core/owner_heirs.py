@@ -84,14 +84,21 @@ class HeirRules(OwnerBase):
         return [obj for obj in self.objects.values() if obj.task is task and obj.owner and obj.value is None]
 
     def ran_again(self, task: Task, worker: str, values: tuple[m.Value, ...]) -> None:
-        """The parent has run again: what its dead attempt owned may be had from the one that is alive."""
-        told = {ref.oid for value in values for ref in value.contained}  # the worker knows no better owner of these
+        """The parent has run again: what its dead attempt owned may be had from those who own it now.
+
+        They hear of us before we refuse any of the values, or they would let go.
+        """
+        named = {ref.oid: ref for value in values for ref in value.contained}
         for obj in self.wards_of(task):
-            if obj.owner in self.dead and obj.oid not in told:
-                obj.owner = worker
+            ref = named.get(obj.oid)
+            owner = worker if ref is None else ref.owner
+            # When the worker itself believes a dead owner to be alive, a later run has to bring a better one.
+            if obj.owner in self.dead and owner not in self.dead and owner != self.me:
+                obj.owner = owner
+                obj.heir = obj.heir if ref is None else ref.heir
                 obj.watched = False
                 obj.introduced = 0
-                self.send(worker, m.HeirAsked(obj.oid, worker, b""))
+                self.send(owner, m.HeirAsked(obj.oid, owner, b""))
                 if self.is_awaited(obj):
                     self.want([obj])
 

@@ -309,7 +309,7 @@ class RecoveryRules(OwnerBase):
             self.set_value(obj, self.lost_error(obj, event.reason), "")
         else:
             self.counters["objects_rebuilt"] += 1
-            self.set_value(obj, m.Stored(0, (event.node,)), "")
+            self.set_value(obj, m.Stored(max(0, obj.gone_bytes), (event.node,)), "")
 
     # --- the node of this host --------------------------------------------------------------------
 

@@ -83,12 +83,24 @@ class RefRules(OwnerBase):
         stack = [first]
         while stack:
             obj = stack.pop()
-            if obj.local > 0 or obj.pins > 0 or obj.borrowers or self.objects.get(obj.oid) is not obj:
+            if obj.local > 0 or obj.pins > 0 or self.objects.get(obj.oid) is not obj:
+                continue
+            if obj.borrowers and self.is_borrowed(obj):
                 continue
             if obj.owner:
                 self.let_go_borrowed(obj, stack)
             else:
                 self.let_go_owned(obj, stack)
+
+    def is_borrowed(self, obj: Obj) -> bool:
+        """Somebody holds it; below 0 means that whoever should have told of the borrower is late, or dead."""
+        return any(count > 0 for count in (obj.borrowers or {}).values())
+
+    def forget_borrowers(self, obj: Obj) -> None:
+        """The object is gone: so are the counts below 0."""
+        for peer in obj.borrowers or ():
+            self.borrowed_by.get(peer, {}).pop(obj.oid, None)
+        obj.borrowers = None
 
     def let_go_borrowed(self, obj: Obj, stack: list[Obj]) -> None:
         if obj.lineage > 0:
@@ -96,6 +108,7 @@ class RefRules(OwnerBase):
         del self.objects[obj.oid]
         if obj.oid[:TASK_ID_BYTES] in self.targets:
             self.target_gone(obj.oid[:TASK_ID_BYTES])
+        self.forget_borrowers(obj)
         task = self.unward(obj)
         if task is not None:
             self.drop_unneeded(task, stack)
@@ -131,6 +144,7 @@ class RefRules(OwnerBase):
         if obj.lineage > 0:
             return
         del self.objects[obj.oid]
+        self.forget_borrowers(obj)
         obj.task = None
         self.drop_elsewhere(obj)
         self.drop_strays(obj)
@@ -287,6 +301,7 @@ class RefRules(OwnerBase):
         else:
             del obj.borrowers[borrower]
             self.borrowed_by.get(borrower, {}).pop(obj.oid, None)
+        if total <= 0:
             self.release(obj)
 
     def borrow_added(self, event: m.BorrowAdded, sender: str) -> None:

@@ -158,3 +158,21 @@ def test_a_reference_to_a_dead_owner_that_comes_inside_of_a_result_is_made_again
     assert scene.owner.objects[inner.oid].value is None
     scene.step(s.ReadyAsked(5, (inner.oid,), 1))
     assert scene.owner.tasks[task].state is State.SENT  # again
+
+
+def test_who_owns_it_now_hears_of_us_before_a_value_that_nobody_needs_is_refused():
+    scene = with_worker()
+    task = scene.submit(1)
+    dead, alive = (m.RefTo(object_id(child_id(task, 0), 0), owner) for owner in (OTHER, "tcp://h:5#new"))
+    outer = object_id(task, 0)
+    scene.step(m.TaskDone(task, 1, (m.Inline(b"x", (dead,)),), 10), WORKER)
+    scene.step(s.RefsMade((dead,), outer))
+    scene.step(m.BorrowConfirmed(dead.oid, 1), OTHER)
+    scene.step(s.RefsDropped((outer,)))
+    scene.step(m.PeerLost(OTHER, "closed"), OTHER)
+    scene.step(s.ReadyAsked(5, (dead.oid,), 1))
+    [push] = scene.of(m.PushTask)
+    scene.step(m.TaskDone(task, push.attempt, (m.Inline(b"x", (alive,)),), 10), WORKER)
+    told = [type(message) for to, message in scene.sent if to == alive.owner]
+    assert told.index(m.HeirAsked) < told.index(m.BorrowDropped)
+    assert scene.owner.objects[dead.oid].owner == alive.owner

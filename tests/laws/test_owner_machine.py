@@ -156,7 +156,8 @@ class OwnerMachine(RuleBasedStateMachine):
         running = next((push.spec.id for other, push in self.pushed if other == worker), b"")
         self.pushed = [pair for pair in self.pushed if pair[0] != worker]
         self.borrows = [pair for pair in self.borrows if pair[0] != worker]
-        events = [(m.LeaseLost(lease, m.Death(f"w{lease}", "h", 1, -9, running)), node), (m.PeerLost(worker, "x"), worker)]
+        lost = m.LeaseLost(lease, m.Death(f"w{lease}", "h", 1, -9, running))
+        events = [(lost, node), (m.PeerLost(worker, "x"), worker)]
         for event, sender in reversed(events) if link_first else events:
             self.tell(event, sender)
 
