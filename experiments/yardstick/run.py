@@ -52,6 +52,18 @@ def size(array: np.ndarray[Any, Any]) -> int:
     return int(array.nbytes)
 
 
+class Counter:
+    """An actor that counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def increment(self) -> int:
+        """The next number."""
+        self.count += 1
+        return self.count
+
+
 class Engine:
     """The few verbs that the workloads need, of one engine."""
 
@@ -63,6 +75,7 @@ class Engine:
             flowengine.init(num_workers=WORKERS)
             self.get, self.put, self.end = flowengine.get, flowengine.put, flowengine.shutdown
             self.task: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda f: flowengine.remote(f).remote
+            self.counter: Callable[[], Callable[[], Any]] = lambda: flowengine.remote(Counter).remote().increment.remote
         elif name == "ray":
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             import ray
@@ -71,6 +84,7 @@ class Engine:
                      object_store_memory=4 << 30)
             self.get, self.put, self.end = ray.get, ray.put, ray.shutdown
             self.task = lambda f: ray.remote(f).remote
+            self.counter = lambda: ray.remote(Counter).remote().increment.remote
         else:
             self._dask()
 
@@ -80,9 +94,14 @@ class Engine:
         logging.getLogger("distributed").setLevel(logging.ERROR)
         cluster = LocalCluster(n_workers=WORKERS, threads_per_worker=1, dashboard_address=None)
         client = Client(cluster)
-        self.get = lambda refs: client.gather(refs) if isinstance(refs, list) else refs.result()
+        # What an actor gives is a future of another kind, which cannot be gathered.
+        self.get = lambda refs: (
+            refs.result() if not isinstance(refs, list)
+            else client.gather(refs) if hasattr(refs[0], "key") else [ref.result() for ref in refs]
+        )
         self.put = lambda value: client.scatter(value, hash=False)
         self.task = lambda f: lambda *args: client.submit(f, *args, pure=False)
+        self.counter = lambda: client.submit(Counter, actor=True, pure=False).result().increment
         self.end = lambda: (client.close(), cluster.close())
 
 
@@ -142,6 +161,20 @@ def fan_in(engine: Engine) -> float:
     return rate(engine, 1000, once)
 
 
+def actor_async(engine: Engine) -> float:
+    """3,000 calls of one actor submitted in a loop, then gathered (calls/s)"""
+    call = engine.counter()
+    engine.get(call())
+    return rate(engine, 3000, lambda: engine.get([call() for _ in range(3000)]))
+
+
+def actor_sync(engine: Engine) -> float:
+    """one call of an actor at a time (microseconds, median)"""
+    call = engine.counter()
+    engine.get(call())
+    return median_us(300, lambda: engine.get(call()))
+
+
 def put_gb(engine: Engine) -> float:
     """put of a 200 MB array (GB/s)"""
     array = np.random.default_rng(0).random(200 * MIB_DOUBLES)
@@ -181,6 +214,8 @@ WORKLOADS: dict[str, tuple[Callable[[Engine], float], str, bool]] = {
     "tasks_sync": (tasks_sync, "us", False),
     "chain": (chain, "tasks/s", True),
     "fan_in": (fan_in, "tasks/s", True),
+    "actor_async": (actor_async, "calls/s", True),
+    "actor_sync": (actor_sync, "us", False),
     "put_gb": (put_gb, "GB/s", True),
     "get_big": (get_big, "us", False),
     "pass_big": (pass_big, "GB/s", True),

@@ -13,16 +13,21 @@ from typing import Any
 
 import msgspec
 
-from ..errors import TaskCancelled, pack_error
+from ..errors import ObjectLost, TaskCancelled, pack_error
 from ..recovery.checkpoint import Work, is_due
 from . import commands as c
 from . import messages as m
 from .ids import short
+from .owner_state import ALL_ITEMS
 
 REPLIES_KEPT_MAX = 2_000
 REPLIES_KEPT_BYTES_MAX = 16 << 20
 CALLERS_KEPT_MAX = 20_000
+CUT_SHORT = ("cancelled", "timeout")  # kinds of failures that leave a call half done
+ALL_READ = {"stream_have": ALL_ITEMS, "stream_taken": ALL_ITEMS}  # nobody reads a stream that is repeated
 REPLY_DELAY_S_MAX = 0.001
+DRAIN_S = 0.05  # so long new calls of an async actor wait for the running ones, that a checkpoint may be taken
+MISSED_S = 2.0  # so long a replay waits for a call that no process alive seems to have
 
 
 class Snapshot(m.Record, frozen=True):
@@ -31,7 +36,7 @@ class Snapshot(m.Record, frozen=True):
     calls: int
     frontiers: tuple[tuple[bytes, int], ...]
     last_caller: bytes
-    replies: tuple[tuple[bytes, bytes, m.Value | None, bytes], ...]  # call, caller, value or None, error
+    replies: tuple[tuple[bytes, bytes, tuple[m.Value, ...], bytes], ...]  # call, caller, values, error
     seqs: tuple[tuple[bytes, int], ...] = ()  # the actor's own calls to others
 
 
@@ -66,6 +71,18 @@ class CallDeadline(m.Message, frozen=True):
     killing: bool = False
 
 
+class DrainEnded(m.Message, frozen=True):
+    """Timer: calls have waited long enough for those that run."""
+
+    calls: int
+
+
+class CallMissed(m.Message, frozen=True):
+    """Timer: a replay has waited for a call that should have come again."""
+
+    calls: int
+
+
 class Arrived(msgspec.Struct):
     """A call that waits."""
 
@@ -95,10 +112,11 @@ class ActorHost:
         self.running: dict[bytes, Arrived] = {}
         self.replies: dict[bytes, tuple[bytes, Any]] = {}
         self.reply_bytes = 0
-        self.addresses: dict[bytes, str] = {}
+        self.forgotten = False  # some callers were dropped from `frontiers`
+        self.unwanted: dict[bytes, None] = {}  # calls that were cancelled while a replay may need them
+        self.missed_at = -1  # the number of the call that a replay misses
         self.uncovered: dict[bytes, Arrived] = {}
         self.turns: dict[int, tuple[bytes, int]] = {}
-        self.skips: dict[int, None] = {}
         self.awaited: dict[str, None] = {}  # callers that have yet to send their calls again
         self.resent: dict[str, None] = {}  # those that have
         self.callers_known = push.attempt == 1
@@ -110,15 +128,15 @@ class ActorHost:
         self.held: list[c.Send] = []  # what may go out when the owner has the turns
         self.work = Work(deaths=push.run - 1)
         self.saving = False
+        self.draining = False
+        self.drain_after = 0.0
         self.leaving = False
         self.saved: dict[int, dict[bytes, int]] = {}  # frontiers of checkpoints under way
         self.policy = life.checkpoint if life.recovery == "exactly_once" else "never"
         for kind, number, payload in push.recorded:
             if kind == "turn":
                 self.turns[number] = (payload[:-8], int.from_bytes(payload[-8:], "big"))
-            elif kind == "skip":
-                self.skips[number] = None
-        self.planned_to = max([*self.turns, *self.skips], default=-1)
+        self.planned_to = max(self.turns, default=-1)
         self.limit = life.max_concurrency if not life.is_async else max(life.max_concurrency, 1000)
 
     def told(self, event: Any, sender: str) -> None:
@@ -140,6 +158,10 @@ class ActorHost:
             self.caller_gone(event.caller)
         elif kind is m.CallsResent:
             self.calls_resent(sender)
+        elif kind is DrainEnded:
+            self.drain_ended(event)
+        elif kind is CallMissed:
+            self.call_missed(event)
 
     def describe(self) -> dict[str, Any]:
         """Where the actor is, for people."""
@@ -170,20 +192,21 @@ class ActorHost:
         self.calls = snapshot.calls
         self.frontiers = dict(snapshot.frontiers)
         self.last_caller = snapshot.last_caller
-        for call, caller, value, error in snapshot.replies:
+        for call, caller, values, error in snapshot.replies:
             answer: Any = m.TaskFailed(call, 1, error, "task", False, -1)
-            if value is not None:
-                answer = m.TaskDone(call, 1, (value,), -1)
+            if not error:
+                answer = m.TaskDone(call, 1, values, -1)
             self.remember(call, caller, answer)
 
     def snapshot(self, seqs: tuple[tuple[bytes, int], ...]) -> Snapshot:
-        """What goes into a checkpoint; replies of one inline value or error are kept for callers that run again."""
-        replies: list[tuple[bytes, bytes, m.Value | None, bytes]] = []
+        """What goes into a checkpoint; replies without references are kept for callers that run again."""
+        replies: list[tuple[bytes, bytes, tuple[m.Value, ...], bytes]] = []
         for call, (caller, answer) in self.replies.items():
             if type(answer) is m.TaskFailed:
-                replies.append((call, caller, None, answer.error))
-            elif len(answer.values) == 1 and type(answer.values[0]) is m.Inline and not answer.values[0].contained:
-                replies.append((call, caller, answer.values[0], b""))
+                if not answer.contained:
+                    replies.append((call, caller, (), answer.error))
+            elif not answer.items and not any(value.contained for value in answer.values):
+                replies.append((call, caller, answer.values, b""))
         return Snapshot(self.calls, tuple(self.frontiers.items()), self.last_caller, tuple(replies), seqs)
 
     # --- calls come ------------------------------------------------------------------------------------------
@@ -191,8 +214,9 @@ class ActorHost:
     def call_came(self, push: m.PushTask, sender: str) -> None:
         """A call, new or again."""
         caller, seq = push.spec.caller_key, push.seq
-        self.addresses[caller] = sender
         item = Arrived(push, sender)
+        if self.forgotten and caller not in self.frontiers and caller not in self.waiting:
+            self.frontiers[caller] = seq - 1  # what it called before was long ago
         if seq <= self.frontiers.get(caller, -1):
             self.done_before(push, sender)
             return
@@ -211,6 +235,16 @@ class ActorHost:
         known = self.replies.get(push.spec.id)
         if known is not None:
             self.reply(sender, msgspec.structs.replace(known[1], attempt=push.attempt))
+        elif push.spec.function and not push.seen:
+            self.reply(sender, self.reply_lost(push))
+        if push.spec.id not in self.uncovered and self.life.recovery == "exactly_once":
+            self.send(sender, m.CallsCovered(self.id, push.spec.caller_key, push.seq))
+
+    def reply_lost(self, push: m.PushTask) -> m.TaskFailed:
+        """The call was done once, and must not be done again; its answer is gone with the process that made it."""
+        name = f"call {push.spec.name} {short(push.spec.id)}"
+        error = pack_error(ObjectLost(f"{name} was done before its actor came back, and its reply is lost"))
+        return m.TaskFailed(push.spec.id, push.attempt, error, "lost", False, -1)
 
     def callers_known_now(self, event: m.CallersKnown) -> None:
         """Who will send calls again."""
@@ -229,16 +263,19 @@ class ActorHost:
     def caller_gone(self, caller: str) -> None:
         """A caller is dead: its calls would be missed in a replay, so the owner keeps them."""
         self.awaited.pop(caller, None)
-        lost = tuple([item.push for item in self.uncovered.values() if item.sender == caller])
+        lost = [item for item in self.uncovered.values() if item.sender == caller]
         if lost and caller != self.owner:
-            self.send(self.owner, m.CallsKept(self.id, lost))
+            kept = [msgspec.structs.replace(item.push, seen=True, **ALL_READ) for item in lost]
+            self.send(self.owner, m.CallsKept(self.id, tuple(kept)))
         self.run_next()
 
     # --- running ----------------------------------------------------------------------------------------------
 
     def run_next(self) -> None:
         """Begin what may run now."""
-        while self.ready and not self.leaving and len(self.running) < self.limit and not (self.saving and self.limit == 1):
+        while self.ready and len(self.running) < self.limit:
+            if self.leaving or self.saving or self.draining:
+                return  # a checkpoint must not count a call that the state does not show
             item = self.choose()
             if item is None:
                 return
@@ -247,7 +284,13 @@ class ActorHost:
     def choose(self) -> Arrived | None:
         """The next call: by the recorded turns while there are any, then in order of arrival."""
         if self.calls <= self.planned_to:
-            return self.taken(*self.planned_turn())
+            item = self.taken(*self.planned_turn())
+            if item is not None or not self.callers_known or self.awaited:
+                return item
+            if self.missed_at != self.calls:
+                self.missed_at = self.calls
+                self.out.append(c.SetTimer(MISSED_S, CallMissed(self.calls)))
+            return None
         if self.recovering:
             seq = self.frontiers.get(self.last_caller, -1) + 1
             item = self.waiting.get(self.last_caller, {}).get(seq)
@@ -262,6 +305,14 @@ class ActorHost:
                 del self.order[index]
                 return self.waiting[caller][seq]
         return None
+
+    def call_missed(self, event: CallMissed) -> None:
+        """Actor and caller died at once: the replay goes on behind the calls that nobody has any more."""
+        if event.calls == self.calls == self.missed_at and self.taken(*self.planned_turn()) is None:
+            later = [number for number in self.turns if number > self.calls]
+            self.calls = min(later, default=self.planned_to + 1)
+        self.missed_at = -1
+        self.run_next()
 
     def taken(self, caller: bytes, seq: int) -> Arrived | None:
         """This call, if it has come, out of the order of arrival."""
@@ -290,6 +341,7 @@ class ActorHost:
         self.frontiers[caller] = push.seq
         if len(self.frontiers) > CALLERS_KEPT_MAX:
             del self.frontiers[next(iter(self.frontiers))]
+            self.forgotten = True
         if caller != self.last_caller and number not in self.turns and self.life.recovery == "exactly_once":
             self.note("turn", number, caller + push.seq.to_bytes(8, "big"))
         self.last_caller = caller
@@ -299,7 +351,8 @@ class ActorHost:
         self.work.calls += 1
         if not push.spec.function:
             return
-        if number in self.skips:
+        if push.spec.id in self.unwanted and not self.recovering:
+            self.leave_out(item)
             self.finish(item, self.cancelled(push))
             return
         self.running[push.spec.id] = item
@@ -323,29 +376,60 @@ class ActorHost:
         """A caller cancels; True when the call runs and has to be interrupted."""
         if call in self.running:
             return True
+        if self.recovering or not self.ready:
+            self.unwanted[call] = None  # its former run may have been seen: then it is done again
+            return False
         for line in self.waiting.values():
             for item in line.values():
                 if item.push.spec.id == call and item.push.spec.function:
-                    self.reply(item.sender, self.cancelled(item.push))
+                    self.finish(item, self.cancelled(item.push))
                     empty = msgspec.structs.replace(item.push.spec, function=b"")
                     item.push = msgspec.structs.replace(item.push, spec=empty)
                     return False
         return False
 
+    def item_made(self, item: m.StreamItem) -> None:
+        """A call that is a generator has yielded: its caller gets the item at once."""
+        call = self.running.get(item.task)
+        if call is not None:
+            self.send(call.sender, item)
+
+    def stream_consumed(self, event: m.StreamConsumed) -> None:
+        """The reader of a call's items goes on; a call that waits will begin with that."""
+        if event.task in self.running:
+            self.out.append(c.StreamGo(event.task, event.items))
+            return
+        for line in self.waiting.values():
+            for item in line.values():
+                if item.push.spec.id == event.task:
+                    taken = max(item.push.stream_taken, event.items)
+                    item.push = msgspec.structs.replace(item.push, stream_taken=taken)
+
     def call_ended(self, event: CallEnded) -> None:
         """A call is over: answer, see whether a checkpoint is due, go on."""
         item = self.running.pop(event.call, None)
+        cut_short = False
         if item is not None:
             self.work.run_s += max(event.answer.run_us, 0) / 1e6
+            cut_short = type(event.answer) is m.TaskFailed and event.answer.kind in CUT_SHORT
+            if cut_short:
+                self.leave_out(item)
             self.finish(item, event.answer)
         if event.leaving:
             self.leaving = True
             self.leave()
             return
-        between_calls = not self.saving and not self.recovering and not self.running
-        if between_calls and is_due(self.policy, self.work, self.now):
-            self.save()
+        if not self.saving and not self.recovering:
+            # What an interrupted call left in the state cannot be repeated, so it is kept.
+            if self.draining or is_due(self.policy, self.work, self.now) or (cut_short and self.policy != "never"):
+                self.drain()
         self.run_next()
+
+    def leave_out(self, item: Arrived) -> None:
+        """The call was not done, or not in full: a replay must not do it."""
+        if item.push.spec.id in self.uncovered:
+            empty = msgspec.structs.replace(item.push.spec, function=b"")
+            self.uncovered[item.push.spec.id] = Arrived(msgspec.structs.replace(item.push, spec=empty), item.sender)
 
     def leave(self) -> None:
         """The actor ends by itself, when all that it answered has gone out."""
@@ -407,9 +491,25 @@ class ActorHost:
 
     # --- checkpoints -----------------------------------------------------------------------------------------
 
+    def drain(self) -> None:
+        """A checkpoint is due: take it when no call runs; new ones wait a little, but no call may wait for itself."""
+        if not self.running:
+            self.save()
+        elif not self.draining and self.now >= self.drain_after:
+            self.draining = True
+            self.out.append(c.SetTimer(DRAIN_S, DrainEnded(self.calls)))
+
+    def drain_ended(self, event: DrainEnded) -> None:
+        """The running calls take long: others go on, and the checkpoint waits for a better moment."""
+        if self.draining and event.calls == self.calls:
+            self.draining = False
+            self.drain_after = self.now + DRAIN_S * 20
+            self.run_next()
+
     def save(self) -> None:
         """Have the state pickled between two calls."""
         self.saving = True
+        self.draining = False
         self.saved[self.calls] = dict(self.frontiers)
         self.out.append(c.SaveState(self.calls))
 
@@ -430,13 +530,15 @@ class ActorHost:
         frontiers = self.saved.pop(calls, None)
         if frontiers is None:
             return
+        covered: dict[tuple[str, bytes], int] = {}
         for call, item in list(self.uncovered.items()):
-            if item.push.seq <= frontiers.get(item.push.spec.caller_key, -1):
+            caller, seq = item.push.spec.caller_key, item.push.seq
+            if seq <= frontiers.get(caller, -1):
                 del self.uncovered[call]
-        for caller, seq in frontiers.items():
-            address = self.addresses.get(caller)
-            if address is not None:
-                self.send(address, m.CallsCovered(self.id, caller, seq))
+                for to in (item.sender, self.owner):  # the owner may have it too, from a caller that let go of us
+                    covered[to, caller] = max(seq, covered.get((to, caller), -1))
+        for (to, caller), seq in covered.items():
+            self.send(to, m.CallsCovered(self.id, caller, seq))
 
 
 def size_of(answer: Any) -> int:

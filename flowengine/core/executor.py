@@ -15,7 +15,7 @@ import msgspec
 from ..errors import TaskCancelled, TaskTimeout, pack_error
 from . import commands as c
 from . import messages as m
-from .actor_host import ActorHost, CallDeadline, CallEnded, HostReady, StateSaved
+from .actor_host import ActorHost, CallDeadline, CallEnded, CallMissed, DrainEnded, HostReady, StateSaved
 from .ids import object_id, short, task_of
 
 REPLY_DELAY_S_MAX = 0.001  # a reply may wait so long for others when more tasks are queued
@@ -164,7 +164,9 @@ class Executor:
     def stream_consumed(self, event: m.StreamConsumed, sender: str) -> None:
         """The reader of the stream goes on; one that has not begun will begin with that."""
         running, item = self.running, self.queue.get(event.task)
-        if running is not None and running.push.spec.id == event.task and running.push.attempt == event.attempt:
+        if self.host is not None:
+            self.host.stream_consumed(event)
+        elif running is not None and running.push.spec.id == event.task and running.push.attempt == event.attempt:
             self.out.append(c.StreamGo(event.task, event.items))
         elif item is not None and item.push.attempt == event.attempt:
             item.push = msgspec.structs.replace(item.push, stream_taken=max(item.push.stream_taken, event.items))
@@ -175,7 +177,10 @@ class Executor:
         self.queue = {task: item for task, item in self.queue.items() if item.caller != event.peer}
         running = self.running
         if self.host is not None:
+            if event.peer == self.host.owner:
+                self.out.append(c.Send(self.node, m.WorkerStuck(self.worker_id, "the process that made the actor died")))
             self.host.caller_gone(event.peer)
+            return
         if running is not None and running.caller == event.peer and not self.stopping:
             self.stopping = "cancelled"
             self.out.append(c.CancelChildren(running.push.spec.id))
@@ -277,6 +282,9 @@ class Executor:
 
     def item_made(self, event: ItemMade, sender: str) -> None:
         """An item of the running stream goes to its owner at once."""
+        if self.host is not None:
+            self.host.item_made(event.item)
+            return
         if self.running is not None and self.running.caller not in self.gone:
             self.out.append(c.Send(self.running.caller, event.item))
 
@@ -342,6 +350,8 @@ HANDLERS: dict[type[Any], Callable[[Executor, Any, str], None]] = {
     HostReady: Executor.for_host,
     CallEnded: Executor.for_host,
     StateSaved: Executor.for_host,
+    DrainEnded: Executor.for_host,
+    CallMissed: Executor.for_host,
     m.TurnsKept: Executor.for_host,
     m.CheckpointKept: Executor.for_host,
     m.CallersKnown: Executor.for_host,

@@ -43,6 +43,7 @@ class ActorRules(OwnerBase):
         if event.error:
             self.actor_ends(made, event.error)
             return
+        made.unborn = 0
         made.incarnation = event.attempt
         made.worker = event.worker
         made.state = "alive"
@@ -97,7 +98,11 @@ class ActorRules(OwnerBase):
         else:
             made.died_in, made.died_in_times = death.running, 1
         limit = 0 if life.recovery == "none" else life.max_restarts
-        if made.died_in_times >= SAME_CALL_DEATHS_MAX and death.running and death.running != task.spec.id:
+        made.unborn += death.running == task.spec.id and made.incarnation != task.attempt
+        if made.unborn >= SAME_CALL_DEATHS_MAX:
+            why = f"its process died {made.unborn} times before it took calls, in its constructor"
+            self.actor_ends(made, self.death_error(task, death, why))
+        elif made.died_in_times >= SAME_CALL_DEATHS_MAX and death.running and death.running != task.spec.id:
             call = self.call_name(death.running)
             why = f"its process died {made.died_in_times} times in the call {call}"
             self.actor_ends(made, self.death_error(task, death, why))
@@ -204,7 +209,6 @@ class ActorRules(OwnerBase):
                     self.unannounced.pop(inner.oid, None)
         self.drop_checkpoint(made)
         made.checkpoint = event.checkpoint
-        made.kept_calls = {}
         self.counters["checkpoints_taken"] += 1
         if task.recorded:
             task.recorded = {key: payload for key, payload in task.recorded.items() if key[1] >= event.checkpoint.calls}
@@ -243,7 +247,10 @@ class ActorRules(OwnerBase):
                 kept.append(task)
             elif task.state in (State.DONE, State.FAILED):
                 values = tuple([obj.value or PENDING for obj in task.inputs])
-                kept.append(m.PushTask(task.spec, task.attempt, 0, values, seq=key[1], seen=True))
+                kept.append(m.PushTask(
+                    task.spec, task.attempt, 0, values, seq=key[1], seen=True, stream_have=s.ALL_ITEMS,
+                    stream_taken=s.ALL_ITEMS,
+                ))  # fmt: skip
         if kept:
             self.send(target.owner, m.CallsKept(target.actor, tuple(kept)))
 
@@ -325,11 +332,22 @@ class ActorRules(OwnerBase):
     def give_number_back(self, target: Target, line: Line, task: Task) -> None:
         """A call that ended before it was sent (cancelled, a failed input): the actor must not wait for its number."""
         line.waiting.popleft()
+        skip = self.left_out(target, task)
+        self.send(target.worker, skip)
+
+    def left_out(self, target: Target, task: Task) -> m.PushTask:
+        """The call as it will be sent from now on: a number without anything to do."""
         seq = target.seqs.pop(task.spec.id)
         empty = msgspec.structs.replace(task.spec, function=b"", args=b"", args_object=None, deps=(), nested=())
-        skip = m.PushTask(empty, 1, 0, seq=seq)
-        target.sent[task.spec.caller_key, seq] = skip
-        self.send(target.worker, skip)
+        skip = target.sent[task.spec.caller_key, seq] = m.PushTask(empty, 1, 0, seq=seq)
+        return skip
+
+    def call_cut_short(self, task: Task) -> None:
+        """A call was not done in full (cancelled, out of time): a new incarnation must not do it."""
+        ref = task.spec.actor
+        target = self.targets.get(task_of(ref.oid)) if ref is not None else None
+        if target is not None and target.recovery == "exactly_once" and task.spec.id in target.seqs:
+            self.left_out(target, task)
 
     def push_call(self, target: Target, task: Task) -> None:
         if task.state is State.READY:
@@ -339,9 +357,18 @@ class ActorRules(OwnerBase):
         target.sent[task.spec.caller_key, seq] = task
         values = tuple([obj.value or PENDING for obj in task.inputs])
         seen = task.state in (State.DONE, State.FAILED)
+        have = taken = 0
+        if task.stream is not None:
+            have = s.ALL_ITEMS if seen else task.stream.count
+            taken = s.ALL_ITEMS if seen or task.stream.dropped else task.stream.taken
         lazy = target.open > 0  # an answer will come, and what is queued goes out with it at the latest
         target.open += 1
-        self.send(target.worker, m.PushTask(task.spec, task.attempt, 0, values, seq=seq, seen=seen), lazy)
+        push = m.PushTask(
+            task.spec, task.attempt, 0, values, seq=seq, seen=seen, stream_have=have, stream_taken=taken
+        )
+        self.send(target.worker, push, lazy)
+        if not task.wanted:
+            self.send(target.worker, m.CancelTask(task.spec.id, task.attempt, False))
 
     def actor_at_told(self, event: m.ActorAt, sender: str) -> None:
         """The actor's owner says where it is."""
@@ -390,6 +417,7 @@ class ActorRules(OwnerBase):
         """No call of the actor will be answered any more."""
         failed = m.Failed(target.error, "actor")
         lines, target.lines = target.lines, {}
+        target.seqs = {}
         sent, target.sent = target.sent, {}
         for task in sent.values():
             if isinstance(task, Task):
@@ -403,9 +431,19 @@ class ActorRules(OwnerBase):
 
     def calls_covered(self, event: m.CallsCovered, sender: str) -> None:
         """A checkpoint covers calls: they are not needed for a replay."""
+        made = self.made.get(event.actor)
+        if made is not None and made.kept_calls:
+            covered = [
+                call for call, push in made.kept_calls.items()
+                if push.spec.caller_key == event.caller_key and push.seq <= event.seq
+            ]  # fmt: skip
+            for call in covered:
+                del made.kept_calls[call]
         target = self.targets.get(event.actor)
-        if target is None:
+        line = target.lines.get(event.caller_key) if target is not None else None
+        if target is None or line is None:
             return
+        line.covered = max(line.covered, event.seq)
         gone = []
         for key in target.sent:
             if key[0] == event.caller_key:
@@ -415,7 +453,7 @@ class ActorRules(OwnerBase):
         for key in gone:
             task = target.sent[key]
             if isinstance(task, Task) and task.state is State.SENT:
-                continue  # its reply is still on the way
+                continue  # its reply is still on the way, and it is dropped then
             del target.sent[key]
             target.seqs.pop(task.spec.id, None)
             if isinstance(task, Task):
@@ -434,15 +472,15 @@ class ActorRules(OwnerBase):
             target.open = max(0, target.open - 1)
         seq = target.seqs.get(task.spec.id) if target is not None else None
         key = (task.spec.caller_key, seq if seq is not None else -1)
-        if target is None or target.recovery != "exactly_once" or key not in target.sent:
-            if target is not None:
-                target.sent.pop(key, None)
-                target.seqs.pop(task.spec.id, None)
+        if target is None or not self.is_kept(target, key):
+            if target is not None and target.sent.pop(key, None) is task:
+                target.seqs.pop(task.spec.id, None)  # else its turn has yet to come, or it was left out
             if task.pinned:
                 self.unpin_task(task)
         for obj in task.results:
             obj.task = None
-        self.erase(task)
+        if task.stream is None or (task.stream.dropped and not task.stream.items):
+            self.erase(task)
         actor = self.objects.get(ref.oid)
         if actor is not None:
             actor.pins -= 1
@@ -454,6 +492,12 @@ class ActorRules(OwnerBase):
         for obj in list(task.results):
             if obj.local <= 0:
                 self.release(obj)
+
+    def is_kept(self, target: Target, key: tuple[bytes, int]) -> bool:
+        """Whether a replay may need a call that has its reply."""
+        line = target.lines.get(key[0])
+        covered = line.covered if line is not None else -1
+        return target.recovery == "exactly_once" and isinstance(target.sent.get(key), Task) and key[1] > covered
 
     def target_gone(self, actor: bytes) -> None:
         """No handle of a foreign actor is left here."""

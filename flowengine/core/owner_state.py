@@ -199,6 +199,7 @@ class Line(msgspec.Struct):
 
     waiting: deque[Task]
     next_seq: int = 0
+    covered: int = -1  # a checkpoint covers the calls up to this number
 
 
 class Target(msgspec.Struct):
@@ -232,6 +233,7 @@ class Made(msgspec.Struct):
     restarts: int = 0
     died_in: bytes = b""  # the call that ran when it died last, and how often in a row
     died_in_times: int = 0
+    unborn: int = 0  # how often in a row it died before it took calls
     ending: str = ""  # why it is not wanted any more
 
 
