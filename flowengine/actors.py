@@ -10,10 +10,10 @@ import msgspec
 from .core import messages as m
 from .core.ids import TASK_ID_BYTES, object_id
 from .errors import ActorNotFound, BadType, BadValue, UsageError
-from .functions import STREAM, Plan, pack_call, start_default
+from .functions import STREAM, Plan, pack_call, results_of, start_default
 from .objects import codec
 from .options import ActorOptions, TaskOptions, actor_options, task_options
-from .refs import Current, ObjectRef, StreamOfRefs, checked, current_session
+from .refs import Current, ObjectRef, checked, current_session
 
 if TYPE_CHECKING:
     from .runtime.session import Session
@@ -156,14 +156,7 @@ class ActorMethod:
         spec, held = pack_call(plan, args, kwargs) if args or kwargs else (plan.spec(b"", None, (), ()), None)
         session.submit(spec, None)
         del held
-        owner, heir = session.address, session.heir()
-        if spec.num_returns == 1:
-            return ObjectRef(session, object_id(spec.id, 0), owner, heir)
-        if spec.num_returns == STREAM:
-            return StreamOfRefs(session, spec.id)
-        if spec.num_returns == 0:
-            return None
-        return [ObjectRef(session, object_id(spec.id, index), owner, heir) for index in range(spec.num_returns)]
+        return results_of(session, spec)
 
 
 class CallPlan:

@@ -88,20 +88,25 @@ class RemoteFunction:
             spec, held = plan.spec(b"", None, (), ()), None
         session.submit(spec, plan.blob)
         del held  # references to large arguments live until the owner has noted the task
-        owner, heir = session.address, session.heir()
-        if spec.num_returns == 1:
-            return ObjectRef(session, object_id(spec.id, 0), owner, heir)
-        if spec.num_returns == STREAM:
-            return StreamOfRefs(session, spec.id)
-        if spec.num_returns == 0:
-            return None
-        return [ObjectRef(session, object_id(spec.id, index), owner, heir) for index in range(spec.num_returns)]
+        return results_of(session, spec)
 
     def __repr__(self) -> str:
         return f"RemoteFunction({self._name})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_plan": None}
+
+
+def results_of(session: Session, spec: TaskSpec) -> Any:
+    """What the caller of a submitted task gets: a reference, a list of them, an iterator, or None."""
+    owner, heir = session.address, session.heir()
+    if spec.num_returns == 1:
+        return ObjectRef(session, object_id(spec.id, 0), owner, heir)
+    if spec.num_returns == STREAM:
+        return StreamOfRefs(session, spec.id)
+    if spec.num_returns == 0:
+        return None
+    return [ObjectRef(session, object_id(spec.id, index), owner, heir) for index in range(spec.num_returns)]
 
 
 def start_default() -> Session:

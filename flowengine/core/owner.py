@@ -237,6 +237,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
         self.left_lease(task, event.run_us if event.kind == "task" else -1)
         if event.held:
             self.holds(task, event.held, sender)
+        if task.spec.actor is not None and event.kind in ("cancelled", "timeout"):
+            self.call_cut_short(task)
         if not task.wanted:
             self.end_badly(task, m.Failed(task.why_unwanted, "cancelled"))
         elif event.kind == "cancelled":  # and wanted again meanwhile
@@ -430,8 +432,9 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
         task.wanted = False
         task.forced = task.forced or force
         if task.spec.actor is not None:
-            target = self.targets[task_of(task.spec.actor.oid)]
-            self.send(target.worker, m.CancelTask(task.spec.id, task.attempt, False))
+            worker = self.worker_with(task)
+            if worker:  # else it is told when it gets the call again
+                self.send(worker, m.CancelTask(task.spec.id, task.attempt, False))
             return
         lease = task.lease
         assert lease is not None

@@ -359,7 +359,8 @@ class ActorRules(OwnerBase):
         seen = task.state in (State.DONE, State.FAILED)
         have = taken = 0
         if task.stream is not None:
-            have = s.ALL_ITEMS if seen else task.stream.count
+            lost = [index for index, obj in task.stream.items.items() if obj.value is None]
+            have = s.ALL_ITEMS if seen else min(lost, default=task.stream.count)
             taken = s.ALL_ITEMS if seen or task.stream.dropped else task.stream.taken
         lazy = target.open > 0  # an answer will come, and what is queued goes out with it at the latest
         target.open += 1
@@ -508,12 +509,24 @@ class ActorRules(OwnerBase):
                 if isinstance(task, Task):
                     self.call_covered(task)
 
+    def worker_with(self, task: Task) -> str:
+        """The process that runs the task or the call, if it was sent to one."""
+        if task.state is not State.SENT:
+            return ""
+        if task.spec.actor is None:
+            return task.lease.worker if task.lease is not None else ""
+        target = self.targets.get(task_of(task.spec.actor.oid))
+        return target.worker if target is not None and target.state == "alive" else ""
+
     def why_call(self, task: Task) -> str:
         """One line: what a call waits for."""
         ref = task.spec.actor
         target = self.targets.get(task_of(ref.oid)) if ref is not None else None
         if target is None:
             return f"{task.spec.name}: {task.state.name.lower()}"
+        made = self.made.get(target.actor)
+        if target.state != "alive" and made is not None:
+            return f"{task.spec.name}: waits for its actor ({self.why_task(made.task)})"
         if target.state != "alive":
             return f"{task.spec.name}: waits for its actor, which is {target.state}"
         return f"{task.spec.name}: {'runs or waits at its actor' if task.state is State.SENT else 'waits for its turn'}"

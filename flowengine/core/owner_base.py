@@ -238,6 +238,18 @@ class OwnerBase(ABC):
     # --- actors ---
 
     @abstractmethod
+    def why_task(self, task: Task) -> str:
+        """One line: where the task is and what it waits for."""
+
+    @abstractmethod
+    def worker_with(self, task: Task) -> str:
+        """The process that runs the task or the call, if it was sent to one."""
+
+    @abstractmethod
+    def call_cut_short(self, task: Task) -> None:
+        """A call was not done in full: a new incarnation must not do it."""
+
+    @abstractmethod
     def actor_lost(self, task: Task, death: m.Death) -> None:
         """The actor's process is dead."""
 

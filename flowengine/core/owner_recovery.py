@@ -209,11 +209,13 @@ class RecoveryRules(OwnerBase):
                 self.owner_died(obj)
             elif obj.durable:
                 self.out.append(c.RestoreDurable(obj.oid))
-            elif obj.task is not None and obj.task.state is not State.FAILED:
+            elif obj.task is not None and obj.task.state is not State.FAILED and obj.task.spec.actor is None:
                 makers.append(obj.task)
             elif obj.value is None:
                 why = "it was put and its only copies are gone; flow.put(..., durable=True) survives this"
-                if obj.task is not None:
+                if not obj.was_put and (obj.task is None or obj.task.spec.actor is not None):
+                    why = "its copies are gone, and the call of an actor is not done again for its result"
+                elif obj.task is not None:
                     why = f"its copies are gone, and its task {obj.task.spec.name} ended with an error"
                 self.set_value(obj, self.lost_error(obj, why), "")
         for task in closure(makers, self.lost_inputs, lambda task: task.spec.id):

@@ -46,6 +46,8 @@ class StoryRules(OwnerBase):
     def why_task(self, task: Task) -> str:
         """One line: where the task is and what it waits for."""
         name = task.spec.name
+        if task.spec.actor is not None and task.state is not State.WAITING:
+            return self.why_call(task)
         if task.state is State.WAITING:
             first = next((obj for obj in task.inputs if obj.value is None), None)
             by = f", among them {short(first.oid)}" if first is not None else ""

@@ -92,8 +92,7 @@ class StreamRules(OwnerBase):
             if task.state in (State.DONE, State.FAILED):
                 self.forget_stream(task)
             elif any(obj.value is None for obj in stream.items.values()):  # it runs again for items that are needed
-                if task.state is State.SENT and task.lease is not None:
-                    self.send(task.lease.worker, m.StreamConsumed(task.spec.id, task.attempt, s.ALL_ITEMS))
+                self.tell_maker(task, s.ALL_ITEMS)
             else:
                 self.cancel(task, False, True)
             return
@@ -102,8 +101,13 @@ class StreamRules(OwnerBase):
             obj.pins -= 1
             obj.local += 1
         stream.taken = event.items
-        if task.state is State.SENT and task.lease is not None:
-            self.send(task.lease.worker, m.StreamConsumed(task.spec.id, task.attempt, event.items))
+        self.tell_maker(task, event.items)
+
+    def tell_maker(self, task: Task, items: int) -> None:
+        """The maker may go on until it is too far ahead of these."""
+        worker = self.worker_with(task)
+        if worker:
+            self.send(worker, m.StreamConsumed(task.spec.id, task.attempt, items))
 
     def forget_stream(self, task: Task) -> None:
         """The reader is gone and the task is over: nothing is left to do for it."""
