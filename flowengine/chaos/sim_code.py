@@ -264,6 +264,12 @@ class Worker(p.Process):
         """Join."""
         self.send(self.node.address, m.Joined(self.address, 1, "worker"))
 
+    def told_to_end(self, sender: str) -> None:
+        """End, unless somebody needs this process."""
+        idle = self.executor is not None and self.executor.running is None
+        if sender == self.node.address and idle and not self.owner.is_needed():
+            self.world.end_worker(self, "it was not needed")
+
     def welcomed(self) -> None:
         """Ready for tasks."""
         self.send(self.node.address, m.WorkerStarted(self.worker_id, 1, self.address))

@@ -163,11 +163,16 @@ class Process(Peer):
         self.dropped.clear()
         self.step(s.RefsDropped(oids))
 
+    def told_to_end(self, sender: str) -> None:
+        """The node has more processes than it needs; a driver is none of them."""
+
     def deliver(self, message: m.Message, sender: str) -> None:
         """What the shell answers itself, else the machines."""
         kind = type(message)
         if kind is m.Ping:
             self.send(sender, m.Pong(message.number))  # type: ignore[attr-defined]
+        elif kind is m.Goodbye:
+            self.told_to_end(sender)
         elif kind is m.SpaceGiven:
             self.space_given(message)  # type: ignore[arg-type]
         elif kind is m.ObjectFreed:

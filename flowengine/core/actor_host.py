@@ -205,7 +205,7 @@ class ActorHost:
             if type(answer) is m.TaskFailed:
                 if not answer.contained:
                     replies.append((call, caller, (), answer.error))
-            elif not answer.items and not any(value.contained for value in answer.values):
+            elif not answer.stream_items and not any(value.contained for value in answer.values):
                 replies.append((call, caller, answer.values, b""))
         return Snapshot(self.calls, tuple(self.frontiers.items()), self.last_caller, tuple(replies), seqs)
 
@@ -419,10 +419,10 @@ class ActorHost:
             self.leaving = True
             self.leave()
             return
-        if not self.saving and not self.recovering:
-            # What an interrupted call left in the state cannot be repeated, so it is kept.
-            if self.draining or is_due(self.policy, self.work, self.now) or (cut_short and self.policy != "never"):
-                self.drain()
+        # What an interrupted call left in the state cannot be repeated, so it is kept.
+        due = self.draining or is_due(self.policy, self.work, self.now) or (cut_short and self.policy != "never")
+        if due and not self.saving and not self.recovering:
+            self.drain()
         self.run_next()
 
     def leave_out(self, item: Arrived) -> None:

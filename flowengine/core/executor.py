@@ -178,7 +178,8 @@ class Executor:
         running = self.running
         if self.host is not None:
             if event.peer == self.host.owner:
-                self.out.append(c.Send(self.node, m.WorkerStuck(self.worker_id, "the process that made the actor died")))
+                # Its node would take this process for a free one, as the owner's leases are given back.
+                self.out.append(c.Send(self.node, m.WorkerStuck(self.worker_id, "the actor's maker is dead")))
             self.host.caller_gone(event.peer)
             return
         if running is not None and running.caller == event.peer and not self.stopping:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .commands import CheckWorker, StartWorker, StopWorker, WorkerChecked
 from .dispatch import Part, on
-from .messages import Death, Ping, Pong, WorkerStarted, WorkerStuck
-from .node_desk import SIGKILL, SIGTERM, Desk, Tick, Worker
+from .messages import Death, Goodbye, Ping, Pong, WorkerStarted, WorkerStuck
+from .node_desk import SIGKILL, Desk, Tick, Worker
 
 # Life of a worker process. blocked: its task waits in get, so its CPU is lent to others.
 MOVES: frozenset[tuple[str, str]] = frozenset(
@@ -241,4 +241,6 @@ class Pool(Part):
             return
         old = [worker for worker in self.idle.values() if now - worker.idle_since_s > self.desk.config.worker_idle_s]
         for worker in old[:surplus]:
-            self.kill(worker, "not needed any more", now, SIGTERM)
+            # It ends by itself, unless others need what it owns; then it is asked again after a while.
+            worker.idle_since_s = now
+            self.desk.out.send(worker.address, Goodbye("not needed any more"))

@@ -242,6 +242,10 @@ class OwnerBase(ABC):
         """One line: where the task is and what it waits for."""
 
     @abstractmethod
+    def why_call(self, task: Task) -> str:
+        """One line: what a call waits for."""
+
+    @abstractmethod
     def worker_with(self, task: Task) -> str:
         """The process that runs the task or the call, if it was sent to one."""
 

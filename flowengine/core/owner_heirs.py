@@ -115,7 +115,10 @@ class HeirRules(OwnerBase):
         self.leave_via(obj)
         self.release(obj)
         if task is not None:
-            self.drop_unneeded(task, [])
+            freed: list[Obj] = []
+            self.drop_unneeded(task, freed)
+            for other in freed:
+                self.release(other)
 
     # --- nested owners: what the next attempt of a parent will need -------------------------------
 

@@ -188,16 +188,15 @@ class RecoveryRules(OwnerBase):
 
     def copies_lost(self, obj: Obj, nodes: tuple[str, ...]) -> None:
         """These nodes do not have the object: take another copy, else make it again when somebody waits for it."""
+        if not obj.owner:
+            for node in nodes:
+                self.send(node, m.ObjectFreed((obj.oid,), True))  # a copy that cannot be had is no copy
         if self.without_copies(obj, nodes):
             self.want([obj])
 
     def copies_lost_told(self, event: m.CopiesLost, sender: str) -> None:
         """A borrower found copies gone."""
         obj = self.objects.get(event.oid)
-        if obj is not None and not obj.owner:
-            for node in event.nodes:
-                if node != sender:
-                    self.send(node, m.ObjectFreed((event.oid,), True))  # a copy that cannot be had is no copy
         if obj is not None:
             self.copies_lost(obj, event.nodes)
 
@@ -214,7 +213,7 @@ class RecoveryRules(OwnerBase):
             elif obj.value is None:
                 why = "it was put and its only copies are gone; flow.put(..., durable=True) survives this"
                 if not obj.was_put and (obj.task is None or obj.task.spec.actor is not None):
-                    why = "its copies are gone, and the call of an actor is not done again for its result"
+                    why = "its copies are gone, and nothing can make it again (as with the results of actors' calls)"
                 elif obj.task is not None:
                     why = f"its copies are gone, and its task {obj.task.spec.name} ended with an error"
                 self.set_value(obj, self.lost_error(obj, why), "")

@@ -29,6 +29,14 @@ class StoryRules(OwnerBase):
         obj = self.objects.get(oid)
         return obj.maker if obj is not None else ""
 
+    def is_needed(self) -> bool:
+        """Whether others would miss this process: its actors, what it owns and others hold, its tasks under way."""
+        return (
+            any(made.state != "dead" for made in self.made.values())
+            or any(obj.borrowers for obj in self.objects.values())
+            or any(task.state not in (State.DONE, State.FAILED) for task in self.tasks.values())
+        )
+
     def why(self, oid: bytes) -> str:
         """One line: what the object is and what it waits for."""
         obj = self.objects.get(oid)

@@ -8,6 +8,7 @@ import inspect
 import os
 import queue
 import time
+from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,9 @@ from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
 from flowengine.core.actor_host import CallEnded, HostReady, Snapshot, StateSaved
-from flowengine.errors import pack_error, traceback_text
+from flowengine.core.executor import ItemMade
+from flowengine.core.ids import short
+from flowengine.errors import FlowError, TaskCancelled, TaskTimeout, pack_error, traceback_text
 from flowengine.objects import codec
 from flowengine.refs import Current, ObjectRef
 from flowengine.runtime.context import Context
@@ -129,32 +132,58 @@ class Actor:
         earlier, self.session.jobs = self.session.jobs, Handover(loop, jobs)  # type: ignore[assignment]
         while not earlier.empty():
             jobs.put_nowait(earlier.get())
-        running: set[asyncio.Task[None]] = set()
+        running = self.session.jobs.running  # type: ignore[attr-defined]
         while True:
             job = await jobs.get()
             if isinstance(job, c.SaveState):
                 self.save(job.calls)
             elif job is not None:
-                task = asyncio.create_task(self.call_async(job))
-                running.add(task)
-                task.add_done_callback(running.discard)
+                call = running[job.push.spec.id] = AsyncCall(job)
+                call.task = asyncio.create_task(self.call_async(call))
 
-    async def call_async(self, job: c.RunTask) -> None:
+    async def call_async(self, call: AsyncCall) -> None:
+        job = call.job
         run = self.new_run(job)
+        run.began_us = time.monotonic_ns() // 1000
         context = self.new_context(job)
         CALL.set(context)
         try:
+            self.session.at_point("actor.call.before_run")
             method, args, kwargs = self.prepared(run)
             result = method(*args, **kwargs)
             if inspect.isawaitable(result):
                 result = await result
-            answer: m.TaskDone | m.TaskFailed = run.done_call(context, run.pack(result))
+            if run.spec.num_returns < 0:
+                await self.stream_async(run, call, result)
+            self.session.at_point("actor.call.after_run")
+            answer: m.TaskDone | m.TaskFailed = run.done_call(
+                context, run.pack(result) if run.spec.num_returns >= 0 else ()
+            )
         except ExitActor:
             self.leaving = True
             answer = run.done_call(context, run.pack(None))
         except BaseException as error:
+            if call.stop and isinstance(error, asyncio.CancelledError):
+                error = stop_error(f"task {run.spec.name} {short(run.spec.id)}", call.stop)
             answer = run.failed_call(context, error)
+        self.session.jobs.running.pop(job.push.spec.id, None)  # type: ignore[attr-defined]
         self.finish(job.push, answer)
+
+    async def stream_async(self, run: Run, call: AsyncCall, made: Any) -> None:
+        """Send what a generator yields, of either kind; wait when the reader is far behind."""
+        push = run.push
+        call.taken = max(call.taken, push.stream_taken)
+        items = made if hasattr(made, "__aiter__") else as_async(made)
+        async for value in items:
+            index = run.items
+            run.items += 1
+            if index < push.stream_have:
+                continue
+            item = m.StreamItem(run.spec.id, push.attempt, index, run.pack_one(index, value))
+            self.session.step(ItemMade(item))
+            while index + 1 - call.taken >= self.session.config.stream_items_max:
+                call.moved.clear()
+                await call.moved.wait()
 
     def invoke(self, run: Run) -> tuple[m.Value, ...]:
         """Run the method in this thread."""
@@ -258,10 +287,56 @@ class Handover:
     def __init__(self, loop: asyncio.AbstractEventLoop, jobs: asyncio.Queue[Any]) -> None:
         self.loop = loop
         self.jobs = jobs
+        self.running: dict[bytes, AsyncCall] = {}
 
     def put(self, job: Any) -> None:
         """From any thread."""
         self.loop.call_soon_threadsafe(self.jobs.put_nowait, job)
+
+    def stop(self, order: c.Interrupt) -> None:
+        """Cancel the coroutine of a call."""
+        self.loop.call_soon_threadsafe(self._stop, order)
+
+    def _stop(self, order: c.Interrupt) -> None:
+        call = self.running.get(order.task)
+        if call is not None and call.task is not None:
+            call.stop = order.kind
+            call.task.cancel()
+
+    def move(self, order: c.StreamGo) -> None:
+        """The reader of a call's items has taken some."""
+        self.loop.call_soon_threadsafe(self._move, order)
+
+    def _move(self, order: c.StreamGo) -> None:
+        call = self.running.get(order.task)
+        if call is not None:
+            call.taken = max(call.taken, order.items)
+            call.moved.set()
+
+
+class AsyncCall:
+    """A call on the event loop."""
+
+    def __init__(self, job: c.RunTask) -> None:
+        self.job = job
+        self.task: asyncio.Task[None] | None = None
+        self.stop = ""  # why it was told to stop
+        self.taken = 0  # items that its reader has taken
+        self.moved = asyncio.Event()
+
+
+async def as_async(items: Iterable[Any]) -> AsyncIterator[Any]:
+    """A plain generator, with a chance for others between two items."""
+    for item in items:
+        yield item
+        await asyncio.sleep(0)
+
+
+def stop_error(name: str, kind: str) -> FlowError:
+    """What is raised in code that is to stop."""
+    if kind == "timeout":
+        return TaskTimeout(f"{name} ran longer than its time limit")
+    return TaskCancelled(f"{name} was cancelled while it ran")
 
 
 def state_of(instance: Any) -> Any:

@@ -36,7 +36,7 @@ from flowengine.errors import (
 )
 from flowengine.objects import codec
 from flowengine.refs import Current, ObjectRef
-from flowengine.runtime.actor import CALL, Actor
+from flowengine.runtime.actor import CALL, Actor, Handover, stop_error
 from flowengine.runtime.context import Context
 from flowengine.runtime.drive import Drive
 from flowengine.runtime.forks import end_fork, guard_forks
@@ -144,6 +144,9 @@ class WorkerSession(Session):
 
     def interrupt(self, command: c.Interrupt) -> None:
         """Have the main thread raise, if it still runs that attempt."""
+        if isinstance(self.jobs, Handover):
+            self.jobs.stop(command)
+            return
         self.stop_order = command
         signal.pthread_kill(self.main_thread or 0, INTERRUPT_SIGNAL)
         self.stream_moved.put(-1)
@@ -156,11 +159,7 @@ class WorkerSession(Session):
         if (stop.task, stop.attempt) != (push.spec.id, push.attempt):
             return
         name = f"task {push.spec.name} {short(stop.task)}"
-        error: FlowError
-        if stop.kind == "timeout":
-            error = TaskTimeout(f"{name} ran longer than its time limit")
-        else:
-            error = TaskCancelled(f"{name} was cancelled while it ran")
+        error = stop_error(name, stop.kind)
         self.stop_order = None
         if self.masked:
             self.pending_signal = error
@@ -179,6 +178,9 @@ class WorkerSession(Session):
 
     def stream_go(self, command: c.StreamGo) -> None:
         """The reader has taken items of the running stream."""
+        if isinstance(self.jobs, Handover):
+            self.jobs.move(command)
+            return
         self.stream_moved.put(command.items)
 
     def save_state(self, command: c.SaveState) -> None:
@@ -250,6 +252,12 @@ class WorkerSession(Session):
             if self.jobs.empty():
                 flush_streams()  # before the answer, since the program may end the engine when it has that
             self.step(TaskEnded(push.spec.id, push.attempt, answer))
+
+    def goodbye(self, peer: str, message: m.Goodbye) -> None:
+        """The node has more processes than it needs: end, unless somebody needs this one."""
+        idle = self.executor is not None and self.executor.running is None
+        if peer == self.node and idle and not self.owner.is_needed():
+            self.jobs.put(None)
 
     def note_running(self, spec: m.TaskSpec, attempt: int) -> None:
         """For the account of a death: what runs."""

@@ -121,15 +121,16 @@ def test_blocked_task_lends_its_cpu_and_a_worker_is_started_for_it():
     assert kit.node.leases.ledger.free("CPU") == 0
 
 
-def test_superfluous_workers_end_after_a_while():
+def test_superfluous_workers_are_asked_to_end_after_a_while():
     kit = Kit(cpus=1, workers=1)
     kit.demand("d", 1)
     kit.demand("w1", 1, depth=1)
     kit.says(m.WorkerBlocked("n1.w1", True), "w1")
     kit.started(2)
     kit.says(m.LeaseReturned(2), "w1")
-    assert ordered(kit.beats(4.0), c.StopWorker) == []
-    assert ordered(kit.beats(2.0), c.StopWorker) == [c.StopWorker("n1.w2", 15)]
+    assert sent(kit.beats(4.0), m.Goodbye, "w2") == []
+    assert len(sent(kit.beats(2.0), m.Goodbye, "w2")) == 1
+    assert len(sent(kit.beats(6.0), m.Goodbye, "w2")) == 1  # it was needed: asked again, not stopped
 
 
 def test_death_tells_the_owner_and_a_new_worker_comes():
