@@ -9,7 +9,7 @@ import msgspec
 
 from .core import messages as m
 from .core.ids import TASK_ID_BYTES, object_id
-from .errors import ActorNotFound, BadType, BadValue, UsageError
+from .errors import ActorNotFound, BadType, BadValue, FlowError, UsageError
 from .functions import STREAM, Plan, pack_call, results_of, start_default
 from .objects import codec
 from .options import ActorOptions, TaskOptions, actor_options, task_options
@@ -60,8 +60,10 @@ class ActorClass:
         spec = msgspec.structs.replace(spec, life=life, num_returns=1, shape=shape, name=self.__name__, max_retries=-1)
         ref = ObjectRef(session, object_id(spec.id, 0), session.address, session.heir())
         handle = ActorHandle(ref, self.__name__, methods_of(self._class))
-        if options.name:
-            claim(session, options.name, handle, spec)
+        if options.name and not claim(session, options.name, handle, spec):
+            if options.get_if_exists:
+                return get_actor(options.name)  # another was faster
+            raise BadValue(f"there is an actor with the name {options.name!r} already")
         session.submit(spec, plan.blob)
         del held
         return handle
@@ -182,13 +184,29 @@ class CallPlan:
         )
 
 
-def claim(session: Session, name: str, handle: ActorHandle, spec: m.TaskSpec) -> None:
-    """Enter the name at the head; raises BadValue when another actor has it."""
+def claim(session: Session, name: str, handle: ActorHandle, spec: m.TaskSpec) -> bool:
+    """Enter the name at the head; False when another actor has it."""
     blob = codec.to_inline(codec.pack((handle._name, tuple(handle._methods))))
     ref = handle._ref
     entry = [spec.id.hex(), blob, ref.oid, ref.owner, ref.heir]
-    if not session.ask_head("name.claim", [name, entry]):
-        raise BadValue(f"there is an actor with the name {name!r} already")
+    while not session.ask_head("name.claim", [name, entry]):
+        known = session.ask_head("name.get", name)
+        if known is not None and not is_gone(session, known[3]):
+            return False
+        if known is not None:  # its maker has died with it, and could not give the name back
+            session.ask_head("name.drop", [name, known[0]])
+    return True
+
+
+def is_gone(session: Session, owner: str) -> bool:
+    """Whether the process that made an actor does not answer any more."""
+    if owner == session.address:
+        return False
+    try:
+        session.ask(owner, "alive", scope="local", timeout_s=session.config.suspect_after_s)
+    except FlowError:
+        return owner in session.owner.dead
+    return False
 
 
 def get_actor(name: str) -> ActorHandle:
@@ -200,6 +218,8 @@ def get_actor(name: str) -> ActorHandle:
     if entry is None:
         raise ActorNotFound(f"there is no actor with the name {name!r}")
     _, blob, oid, owner, heir = entry
+    if is_gone(session, owner):
+        raise ActorNotFound(f"there is no actor with the name {name!r}: the process that made it is dead")
     found: Any = codec.from_inline(blob)
     class_name, methods = found
     return ActorHandle(session.ref_found(oid, owner, heir), class_name, methods)

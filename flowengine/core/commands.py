@@ -207,6 +207,12 @@ class DropResults(Command, frozen=True):
     oids: tuple[bytes, ...]
 
 
+class DropState(Command, frozen=True):
+    """Remove the files that keep checkpoints of an actor; path: the newest of them."""
+
+    path: str
+
+
 class SaveState(Command, frozen=True):
     """Pickle the actor's state between two calls; answered by StateSaved."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from ..errors import ActorDied, pack_error
+from . import commands as c
 from . import messages as m
 from . import owner_state as s
 from .ids import object_id, short, task_of
@@ -72,7 +73,7 @@ class ActorRules(OwnerBase):
         """A caller asks where the actor is."""
         made = self.made.get(event.actor)
         if made is None:
-            error = self.actor_error("the actor", "it has ended", "")
+            error = self.actor_error("", "it has ended", "")
             self.send(sender, m.ActorAt(event.actor, 1 << 60, "dead", error=error))
             return
         if made.state != "dead":
@@ -148,7 +149,10 @@ class ActorRules(OwnerBase):
         made.state = "dead"
         made.error = error
         self.drop_checkpoint(made)
+        if made.checkpoint is not None and made.checkpoint.path:
+            self.out.append(c.DropState(made.checkpoint.path))
         made.checkpoint = None
+        made.kept_calls = {}
         self.counters["actors_alive"] -= 1
         life = task.spec.life
         if life is not None and life.name:
@@ -266,9 +270,14 @@ class ActorRules(OwnerBase):
                 self.send(made.worker, m.CallerGone(made.task.spec.id, address))
         for target in self.targets.values():
             if target.owner == address and target.state != "dead":
-                target.state = "dead"
-                target.error = self.actor_error("the actor", "the process that made it is dead", "nothing")
+                self.maker_died(target)
                 self.target_died(target)
+
+    def maker_died(self, target: Target) -> None:
+        """An actor lives no longer than the process that made it."""
+        target.state = "dead"
+        why = "the process that made it is dead, and it ends with that"
+        target.error = self.actor_error(target.name, why, "nothing: make it in a process that lives longer")
 
     def target_of(self, ref: m.RefTo) -> Target:
         """The actor that a call is for; asked after when it is the first."""
@@ -276,7 +285,10 @@ class ActorRules(OwnerBase):
         target = self.targets.get(actor)
         if target is None:
             target = self.targets[actor] = Target(actor, ref.owner)
-            self.send(target.owner, m.WatchActor(actor))
+            if target.owner in self.dead:
+                self.maker_died(target)
+            else:
+                self.send(target.owner, m.WatchActor(actor))
         return target
 
     def line_of(self, target: Target, caller: bytes) -> Line:
@@ -297,6 +309,7 @@ class ActorRules(OwnerBase):
         ref = task.spec.actor
         assert ref is not None
         target = self.target_of(ref)
+        target.name = target.name or task.spec.name.partition(".")[0]
         self.known(ref).pins += 1  # the actor lives at least until its calls are answered
         if target.state == "dead":
             self.end_badly(task, m.Failed(target.error, "actor"))
@@ -398,7 +411,7 @@ class ActorRules(OwnerBase):
         """A new incarnation: it gets the calls that no checkpoint covers, or, without recovery, none of them."""
         if target.recovery != "exactly_once":
             why = "its process died while the call ran; it begins anew"
-            error = self.actor_error("the actor", why, "later calls work")
+            error = self.actor_error(target.name, why, "later calls work")
             sent, target.sent = target.sent, {}
             for task in sent.values():
                 if isinstance(task, Task) and task.state is State.SENT:

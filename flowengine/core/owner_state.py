@@ -207,6 +207,7 @@ class Target(msgspec.Struct):
 
     actor: bytes
     owner: str
+    name: str = ""
     incarnation: int = 0
     state: str = "unknown"
     worker: str = ""

@@ -260,7 +260,8 @@ class Actor:
 
     def write(self, calls: int, blob: bytes) -> str:
         """A large state goes to a file; the two newest stay."""
-        folder = Path(self.session.settings.state_dir, "actors")
+        settings = self.session.settings
+        folder = Path(settings.state_dir, "actors", settings.session)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = str(folder / f"{self.id.hex()}-{calls}")
         part = f"{path}.part-{os.getpid()}"

@@ -398,6 +398,7 @@ class Launcher:
                 session_path(self.settings.state_dir, self.settings.session).unlink()
             for left in Path(self.settings.state_dir).glob(f"head-{self.settings.session}.sqlite*"):
                 left.unlink(missing_ok=True)  # the session will not be taken up again
+            shutil.rmtree(Path(self.settings.state_dir, "actors", self.settings.session), ignore_errors=True)
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):
@@ -428,6 +429,7 @@ def preload(settings: LauncherSettings) -> dict[str, ModuleType]:
     warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
     gc.collect()
     gc.freeze()
+    gc.enable()
     return modules
 
 

@@ -38,7 +38,7 @@ from flowengine.runtime.callbacks import Callbacks
 from flowengine.runtime.context import Context, Questions
 from flowengine.runtime.drive import Drive
 from flowengine.runtime.settings import Tls
-from flowengine.runtime.values import Unbroken, Values
+from flowengine.runtime.values import Unbroken, Values, drop_state
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class Session:
 
     def performers(self) -> dict[type, Callable[[Any], None]]:
         """How this process carries commands out."""
-        return {c.Resolve: self._resolve, c.RestoreDurable: self._restore_durable}
+        return {c.Resolve: self._resolve, c.RestoreDurable: self._restore_durable, c.DropState: drop_state}
 
     @property
     def address(self) -> str:
@@ -208,9 +208,9 @@ class Session:
     def on_lost(self, peer: str, reason: str) -> None:
         """A peer is gone for good; if it was only cut off, it comes back under its own address."""
         self.endpoint.forgive(peer)
-        self.questions.lost(peer, reason)
         if self.node:  # else there are no machines yet
             self.drive.lost(peer, reason)
+        self.questions.lost(peer, reason)
 
     # --- waiting ----------------------------------------------------------------------------------
 

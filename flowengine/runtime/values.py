@@ -7,10 +7,12 @@ import os
 import threading
 import time
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fsspec
 
+from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core.ids import short
 from flowengine.errors import EngineBug, FlowError, OutOfDisk, StoreFull, TaskError, traceback_text, unpack_error
@@ -43,6 +45,14 @@ class Unbroken:
 
 class NodeGone(FlowError):
     """The node of this host was started again while a value was stored: its successor takes the value."""
+
+
+def drop_state(command: c.DropState) -> None:
+    """Remove the files of an actor's checkpoints."""
+    newest = Path(command.path)
+    actor = newest.name.partition("-")[0]
+    for file in newest.parent.glob(f"{actor}-*"):
+        file.unlink(missing_ok=True)
 
 
 class Values:
