@@ -210,8 +210,9 @@ class Network:
         for sender, to in list(self.links):
             if self.crosses(sender, to, host):
                 self.links[sender, to].flight.clear()
-                peer = self.peers[sender]
+                peer, other = self.peers[sender], self.peers[to]
                 peer.run(self.give_up, peer, to, "not reached")
+                other.run(self.give_up, other, sender, "not reached")
 
     def heal_host(self, host: str) -> None:
         """What waited goes on."""

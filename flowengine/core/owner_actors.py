@@ -279,12 +279,12 @@ class ActorRules(OwnerBase):
         why = "the process that made it is dead, and it ends with that"
         target.error = self.actor_error(target.name, why, "nothing: make it in a process that lives longer")
 
-    def target_of(self, ref: m.RefTo) -> Target:
+    def target_of(self, ref: m.RefTo, call: str = "") -> Target:
         """The actor that a call is for; asked after when it is the first."""
         actor = task_of(ref.oid)
         target = self.targets.get(actor)
         if target is None:
-            target = self.targets[actor] = Target(actor, ref.owner)
+            target = self.targets[actor] = Target(actor, ref.owner, call.partition(".")[0])
             if target.owner in self.dead:
                 self.maker_died(target)
             else:
@@ -302,14 +302,13 @@ class ActorRules(OwnerBase):
         """A call whose result an earlier attempt of its caller left: it had a number."""
         ref = task.spec.actor
         if ref is not None:
-            self.line_of(self.target_of(ref), task.spec.caller_key).next_seq += 1
+            self.line_of(self.target_of(ref, task.spec.name), task.spec.caller_key).next_seq += 1
 
     def called(self, task: Task) -> None:
         """User code calls a method: in the order of submission, behind the other calls of this caller."""
         ref = task.spec.actor
         assert ref is not None
-        target = self.target_of(ref)
-        target.name = target.name or task.spec.name.partition(".")[0]
+        target = self.target_of(ref, task.spec.name)
         self.known(ref).pins += 1  # the actor lives at least until its calls are answered
         if target.state == "dead":
             self.end_badly(task, m.Failed(target.error, "actor"))

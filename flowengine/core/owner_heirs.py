@@ -49,6 +49,7 @@ class HeirRules(OwnerBase):
             self.adopt(obj)
         else:
             self.unward(obj)
+            self.unannounced.pop(obj.oid, None)
             obj.owner = ""
             obj.introduced = 0
             self.set_value(obj, self.lost_error(obj, "the process that owned it died and left no value of it"), "")
@@ -166,6 +167,8 @@ class HeirRules(OwnerBase):
             if obj is None:
                 obj = self.objects[old.oid] = Obj(old.oid, task=task, local=1)
                 task.results = [*task.results[:index], obj, *task.results[index + 1 :]]
+            elif obj.owner:
+                task.results = [*task.results[:index], self.made_again(obj, task), *task.results[index + 1 :]]
             else:
                 obj.local += 1
         return True

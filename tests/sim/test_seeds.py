@@ -26,6 +26,7 @@ TELLING = (
     ("nodes", 1453),    # an heir was taken for the owner by a node
     ("all", 67),        # a copy that could not be had stayed where it was
     ("all", 174),       # an object was asked of a node that was about to drop it; an item was lost while its stream ran
+    ("all", 6134),      # an object that was lost with its owner was still to be announced to it
     ("all", 4173),      # and so did one that the owner itself could not have
     ("nodes", 4139),    # inputs of a task that was forgotten when a dead owner's object was adopted
     ("all", 262),       # two owners of one object freed each other's copies
