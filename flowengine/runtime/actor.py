@@ -45,6 +45,7 @@ class Actor:
         self.push = run.push
         self.id = run.spec.id
         self.owner = run.caller
+        self.heir = f"{self.owner} {self.id.hex()}"
         self.recorded: dict[str, dict[tuple[str, int], bytes]] = {}
         for kind, number, payload in self.push.recorded:
             plain, _, call = kind.partition(":")
@@ -210,9 +211,7 @@ class Actor:
         return getattr(self.instance, run.spec.function.decode()), args, kwargs
 
     def new_run(self, job: c.RunTask) -> Run:
-        from flowengine.runtime.worker import Run
-
-        return Run(self.session, job.push, job.caller)
+        return type(self.run)(self.session, job.push, job.caller)
 
     def new_context(self, job: c.RunTask) -> Context:
         spec = job.push.spec
@@ -221,8 +220,9 @@ class Actor:
         context.caller_key = self.id
         context.actor = self.id
         context.is_parent = True  # its children are found again by the order of the calls
-        context.heir = f"{self.owner} {self.id.hex()}"
-        context.recorded = self.recorded.get(spec.id.hex(), {})
+        context.heir = self.heir
+        if self.recorded:
+            context.recorded = self.recorded.get(spec.id.hex(), {})
         self.session.owner.depth = spec.depth + 1
         return context
 
