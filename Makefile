@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --quiet --disable-pip-version-check
+INSTALLING = @echo "installing into $(VENV) what '$(@:$(VENV)/.%=%)' needs: about a minute the first time"
 
 .PHONY: demo test lint bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
-	$(RUN) -m experiments.flights.run
+	@$(RUN) -m experiments.flights.run
 
 test: lint
 	$(RUN) -m pytest tests
@@ -30,15 +31,18 @@ $(RUN):
 	  || { echo "$(PYTHON) has no venv module (on Debian: apt-get install python3-venv)" >&2; rm -rf $(VENV); exit 1; }
 
 $(VENV)/.demo: pyproject.toml | $(RUN)
-	$(PIP) install --editable '.[demo]'
+	$(INSTALLING)
+	@$(PIP) install --editable '.[demo]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml | $(RUN)
-	$(PIP) install --editable '.[test]'
+	$(INSTALLING)
+	@$(PIP) install --editable '.[test]'
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml | $(RUN)
-	$(PIP) install --editable '.[bench,demo]'
+	$(INSTALLING)
+	@$(PIP) install --editable '.[bench,demo]'
 	@touch $@
 
 clean:

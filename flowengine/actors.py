@@ -53,7 +53,7 @@ class ActorClass:
         spec, held = pack_call(plan, args, kwargs) if args or kwargs else (plan.spec(b"", None, (), ()), None)
         life = m.ActorLife(
             options.recovery, options.checkpoint, options.max_restarts, options.max_concurrency, options.detached,
-            options.name, any(inspect.iscoroutinefunction(member) for member in vars_of(self._class).values()),
+            options.name, any(is_coroutine(member) for member in vars_of(self._class).values()),
         )
         check_promise(self.__name__, life)
         shape = tuple((name, amount) for name, amount in spec.shape if name != "CPU")
@@ -84,6 +84,11 @@ def check_promise(name: str, life: m.ActorLife) -> None:
         )
 
 
+def is_coroutine(member: Any) -> bool:
+    """Whether calls of the method are for an event loop."""
+    return inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
+
+
 def vars_of(cls: type) -> dict[str, Any]:
     """Members of a class and its bases."""
     found: dict[str, Any] = {}
@@ -95,7 +100,12 @@ def vars_of(cls: type) -> dict[str, Any]:
 
 def methods_of(cls: type) -> tuple[str, ...]:
     """Names of the methods that a handle offers."""
-    return tuple(name for name, member in vars_of(cls).items() if callable(member) or isinstance(member, staticmethod))
+    found = vars_of(cls).items()
+    return tuple(
+        name
+        for name, member in found
+        if not name.startswith("__") and (callable(member) or isinstance(member, staticmethod | classmethod))
+    )
 
 
 class ActorHandle:
@@ -139,6 +149,9 @@ class ActorMethod:
         self._handle = handle
         self._name = name
         self._options = options
+
+    def __repr__(self) -> str:
+        return f"ActorMethod({self._handle._name}.{self._name})"
 
     def options(self, **given: Any) -> ActorMethod:
         """num_returns, timeout_s, name."""

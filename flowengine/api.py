@@ -366,7 +366,7 @@ def context() -> RuntimeContext:
         node_id=session.node_id,
         worker_id=session.settings.worker_id if in_task else None,  # type: ignore[attr-defined]
         task_id=inner.task.hex() if in_task else None,
-        actor_id=None,
+        actor_id=inner.actor.hex() if inner.actor is not None else None,
         attempt=inner.attempt,
         was_recovered=inner.attempt > 1,
         gang_rank=None,

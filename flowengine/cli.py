@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     node.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="of this host, as other hosts reach it")
     node.add_argument("--num-workers", type=int, metavar="N", help="default: the CPUs of this host")
     node.add_argument("--resources", metavar="JSON", help='more amounts that tasks may ask for, as {"disk": 2}')
-    node.add_argument("--object-store-bytes", type=int, metavar="N", help="default: 30 % of the memory")
+    node.add_argument("--object-store-bytes", type=int, metavar="N", help="default: 30 %% of the memory")
     for name, run in (("status", run_status), ("stack", run_stack), ("stop", run_stop), ("timeline", run_timeline),
                       ("story", run_story)):
         asking = command(name, run)

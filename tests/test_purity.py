@@ -26,6 +26,7 @@ ALLOWED_ALSO = {
     "errors.py": ("cloudpickle", "pickle", "signal", "traceback"),   # pack what user code raised; names of signals
     "chaos/faults.py": ("random",),                                  # random.Random(seed), nothing else of it
     "chaos/sim.py": ("random",),
+    "chaos/sim_actor_programs.py": ("random",),
     "chaos/sim_net.py": ("random",),
     "chaos/sim_programs.py": ("random",),
     "chaos/sim_world.py": ("random",),

@@ -100,7 +100,8 @@ def main() -> int:
         chosen.timeline.parent.mkdir(parents=True, exist_ok=True)
         runs = flow.timeline(chosen.timeline)
     began_s = time.monotonic()
-    with board.console.status("the same once more in one process, then by Newton's method"):
+    board.step("now the same in one process, and by Newton's method")
+    with board.console.status("computing without the engine"):
         expected = check.expect(plan)
     board.step(f"engine {took_s:.2f} s; the same and Newton's method in one process {time.monotonic() - began_s:.2f} s")
     report(board, outcome)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from flowengine.core.ids import short
 from flowengine.core.invariants import check as laws_of
 
+from .sim_actors import ActorBook, MadeCall, digest_of
 from .sim_programs import expected
 
 if TYPE_CHECKING:
@@ -27,9 +28,57 @@ def wrong_outcome(world: World) -> list[str]:
     text = str(outcome)
     if isinstance(wanted, str) and text.startswith("error "):
         return []  # of several inputs that are errors, the one that comes first counts
-    if world.put_lost and ("is gone" in text or "lost" in text):
+    if world.put_lost and not world.scenario.actors and ("is gone" in text or "lost" in text):
         return []  # a value that was only put may die with its store
     return [f"the program gave {text[:600]}, it must give {wanted}"]
+
+
+def wrong_actors(book: ActorBook) -> list[str]:
+    """Lines about actors whose history is not that of one sequential run in which each call was done exactly once.
+
+    Each caller's calls are in the order in which it made them, and what anybody saw is a part of the history.
+    An actor whose maker died and made it again is another one by the same name, so it is not judged.
+    """
+    lines: list[str] = []
+    finals = {actor: looks[-1] for actor, looks in book.looks.items() if len(book.makers[actor]) == 1}
+    places = {call: place for history in finals.values() for place, call in enumerate(history)}
+    wanted: dict[bytes, list[tuple[bytes, MadeCall]]] = {actor: [] for actor in finals}
+    for call, made in book.made.items():
+        if made.actor in finals:
+            wanted[made.actor].append((call, made))
+    for actor, history in finals.items():
+        name, calls = f"actor {short(actor)}", set(history)
+        if len(calls) != len(history):
+            lines.append(f"{name}: {len(history) - len(calls)} calls were done twice")
+        lines += [f"{name}: call {short(call)} was never done" for call, _ in wanted[actor] if call not in calls]
+        if calls - {call for call, _ in wanted[actor]}:
+            lines.append(f"{name}: it did calls that nobody made")
+        lines += [
+            f"{name}: calls of {short(caller)} are out of order" for caller in out_of_order(wanted[actor], places)
+        ]
+        lines += [
+            f"{name}: somebody read {len(seen)} calls that are not a beginning of its history"
+            for seen in book.looks[actor] if seen != history[: len(seen)]
+        ]  # fmt: skip
+        digests = [digest_of(list(history[: place + 1])) for place in range(len(history))]
+        for call, position, digest in book.replies:
+            if book.made[call].actor == actor and (places.get(call) != position or digests[position] != digest):
+                lines.append(f"{name}: call {short(call)} was told place {position}, it has {places.get(call)}")
+    return lines
+
+
+def out_of_order(calls: list[tuple[bytes, MadeCall]], places: dict[bytes, int]) -> list[bytes]:
+    """Callers whose calls were not done in the order in which they were made."""
+    rows: dict[bytes, list[tuple[int, int, int]]] = {}
+    for call, made in calls:
+        if call in places:
+            rows.setdefault(made.caller, []).append((places.get(made.parent, -1), made.number, places[call]))
+    wrong = []
+    for caller, row in rows.items():
+        order = [place for _, _, place in sorted(row)]
+        if order != sorted(order):
+            wrong.append(caller)
+    return wrong
 
 
 def stuck(world: World) -> list[str]:
@@ -85,6 +134,7 @@ def left_in(process: Process) -> list[str]:
     books: dict[str, Sized] = {
         "waiters": owner.waiters, "leases": owner.leases, "unannounced": owner.unannounced, "parents": owner.parents,
         "left children": owner.left_children, "unconfirmed": owner.unconfirmed, "fetch errors": owner.fetch_errors,
+        "actors": owner.made, "actors called": owner.targets,
         "ending": owner.ending, "waits of threads": process.waits, "functions in use": owner.functions.users,
     }
     borrowed = {peer: held for peer, held in owner.borrowed_by.items() if held}

@@ -159,10 +159,13 @@ def at(point: str, action: str, of: Any = None, nth: int = 1) -> None:
     arm = [secrets.token_hex(6), point, name, whole("nth", nth, 1, 1_000_000)]
     folder = Path(session.values.segments.folder) / "chaos"
     folder.mkdir(mode=0o700, exist_ok=True)
-    (folder / f"{arm[0]}.arm").write_text(json.dumps(arm))
+    part = folder / f"{arm[0]}.part"
+    part.write_text(json.dumps(arm))
+    part.rename(folder / f"{arm[0]}.arm")  # a worker that starts at this moment reads a whole one
     waiting = [worker for info in session.ask(session.node, "nodes") for worker in info["workers"] if worker["address"]]
     for worker in waiting:
-        session.ask(worker["address"], "arm", arm, scope="local")
+        with contextlib.suppress(FlowError):  # it has ended meanwhile; the one in its place finds the file
+            session.ask(worker["address"], "arm", arm, scope="local")
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from .checkers import left_over, wrong_outcome
+from .checkers import left_over, wrong_actors, wrong_outcome
 from .sim_settings import FaultRates, NetSettings, Scenario
 from .sim_world import TRACE_LINES, Broken, World
 
@@ -69,6 +69,7 @@ def run(world: World) -> list[str]:
                 pass
         lines = wrong_outcome(world)
         if driver.outcome is not None:
+            lines += wrong_actors(world.actors)
             lines += left_over(world)
     except Broken as broken:
         return [str(broken)]
@@ -96,6 +97,19 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario(
             name="spill", store_limit_bytes=12_000, tasks=30, features=("nested", "stored", "put", "refs", "streams"),
             faults=FaultRates(kill_worker=1.0, lose_copies=1.0), net=NetSettings(loss=0.02),
+        ),
+        Scenario(name="actors_calm", actors=3),
+        Scenario(
+            name="actors", actors=3, faults=FaultRates(kill_worker=1.0, kill_actor=2.0), net=NetSettings(loss=0.02),
+        ),
+        Scenario(
+            name="actors_all", actors=3,
+            faults=FaultRates(kill_worker=1.0, kill_actor=1.5, kill_node=0.5, kill_head=0.5, spike=0.5),
+            net=NetSettings(loss=0.02),
+        ),
+        Scenario(
+            name="actors_of_tasks", actors=2, own_actors=0.4,
+            faults=FaultRates(kill_worker=1.0, kill_actor=1.5, kill_node=0.3), net=NetSettings(loss=0.02),
         ),
         Scenario(
             name="all",

@@ -19,6 +19,7 @@ from flowengine.core.executor import ItemMade, TaskEnded
 from flowengine.core.ids import function_id, object_id
 
 from . import sim_process as p
+from .sim_actors import ActorSteps, VirtualActor
 from .sim_programs import STREAM, Body, Op, mix
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 ARGS_BYTES = 400  # of arguments that travel as an object
 
 
-class Frame:
+class Frame(ActorSteps):
     """Running code: its names and what it has worked out so far; Oracle of sim_programs says what must come out."""
 
     def __init__(self, process: p.Process, thread: p.Thread, context: p.Context, body: Body) -> None:
@@ -39,6 +40,10 @@ class Frame:
         self.env: dict[str, p.Ref] = {}
         self.streams: dict[str, bytes] = {}
         self.acc = body.number
+
+    def function(self, body: Body) -> tuple[bytes, bytes]:
+        """Name and pickled form of a body's function."""
+        return function_of(body, self.process.world)
 
     def ops(self) -> p.Code:
         """All steps of the body; raises EngineError."""
@@ -250,12 +255,14 @@ class Worker(p.Process):
         self.moved: deque[int] = deque()
         self.stream_wait = 0
         self.stop_kind = ""
+        self.actor: VirtualActor | None = None  # that lives here
         self.parent_push: m.PushTask | None = None  # of a task that has neither submitted nor chosen anything
         self.perform |= {
             c.RunTask: self.do_run_task,
+            c.SaveState: self.do_for_actor,
             c.KeepFunction: lambda command: None,
             c.Interrupt: self.do_interrupt,
-            c.CancelChildren: lambda command: self.step(s.ParentEnded(command.task, True)),
+            c.CancelChildren: lambda command: self.step(s.ParentEnded(command.task, True, command.again)),
             c.StreamGo: self.do_stream_go,
             c.DropResults: lambda command: self.send(self.node.address, m.ObjectFreed(command.oids)),
         }
@@ -290,7 +297,19 @@ class Worker(p.Process):
     def do_run_task(self, command: c.RunTask) -> None:
         """The main thread takes the job."""
         self.moved.clear()
-        self.world.clock.after(p.WAKE_S, self.run, self.begin, self.main, self.job(command.push, command.caller))
+        if self.actor is not None:
+            self.do_for_actor(command)
+            return
+        code = self.job(command.push, command.caller)
+        if command.push.spec.life is not None:
+            self.actor = VirtualActor(self, command.push, command.caller, Frame)
+            code = self.actor.live()
+        self.world.clock.after(p.WAKE_S, self.run, self.begin, self.main, code)
+
+    def do_for_actor(self, command: c.RunTask | c.SaveState) -> None:
+        """The actor's next job."""
+        assert self.actor is not None
+        self.actor.take(command)
 
     def do_interrupt(self, command: c.Interrupt) -> None:
         """Have the main thread raise, if it still runs that attempt."""

@@ -37,6 +37,7 @@ class Payload(msgspec.Struct, frozen=True, array_like=True):
 
     number: int
     refs: tuple[m.RefTo, ...] = ()
+    more: tuple[bytes, ...] = ()
 
 
 PAYLOAD = msgspec.msgpack.Decoder(Payload)
@@ -78,6 +79,8 @@ class Context:
         self.task = task
         self.caller = caller
         self.depth = depth
+        self.heir = f"{caller} {task.hex()}" if caller else ""
+        self.caller_key = task  # an actor's own name when it is one that calls
         self.children = itertools.count()
         self.choices = itertools.count()
         self.recorded: dict[tuple[str, int], bytes] = {}
@@ -121,6 +124,7 @@ class Process(Peer):
             c.SetTimer: self.do_timer,
             c.Resolve: self.do_resolve,
             c.RestoreDurable: self.do_restore_durable,
+            c.DropState: lambda command: None,
         }
 
     # --- the machines -----------------------------------------------------------------------------
@@ -152,6 +156,8 @@ class Process(Peer):
                 world.check(self.executor, self.address, event)
         else:
             out = self.owner.handle(event, now, sender)
+        if self.executor is not None and self.executor.host is not None:
+            out = self.executor.host.gate(out, self.node.address)
         perform = self.perform
         for command in out:
             perform[type(command)](command)
@@ -261,7 +267,7 @@ class Process(Peer):
         if number not in self.waits:
             return  # it was resolved at once
         thread.wait = number
-        if thread.is_main and self.executor is not None and thread.in_user_code:
+        if thread.is_main and self.executor is not None and self.executor.host is None and thread.in_user_code:
             self.world.clock.after(BLOCK_AFTER_S, self.run, self.going_to_block, thread, number)
         try:
             yield
@@ -374,7 +380,7 @@ class Process(Peer):
 
     def made_ref(self, context: Context, oid: bytes) -> Ref:
         """A reference to something of ours."""
-        ref = Ref(oid, self.address, f"{context.caller} {context.task.hex()}" if context.caller else "")
+        ref = Ref(oid, self.address, context.heir)
         context.refs.append(ref)
         return ref
 

@@ -252,7 +252,13 @@ class Oracle:
     def do_nothing(self, op: Op) -> None:
         """What changes no value."""
 
+    def do_actor(self, op: Op) -> None:
+        """A handle: what is read of it does not depend on what the actor does."""
+        thing = self.env[op.name] = Thing(None)
+        thing.outcome = (0, ())
+
     do_drop = do_wait = do_keep = do_sleep = do_cancel = do_settle = do_nothing
+    do_act = do_look = do_replies = do_nothing
 
 
 def expected(body: Body) -> int | str:

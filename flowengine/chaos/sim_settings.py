@@ -28,6 +28,7 @@ class FaultRates(msgspec.Struct, frozen=True, kw_only=True):
     cut_host: float = 0.0
     lose_copies: float = 0.0
     spike: float = 0.0
+    kill_actor: float = 0.0
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +42,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 2  # of nested tasks
     features: tuple[str, ...] = ("nested", "stored", "put", "refs", "streams", "errors", "wait", "cancel", "keep")
     run_s: float = 0.05  # mean run time of a task
+    actors: int = 0  # at most so many in a program; 0: it is one of tasks and objects
+    own_actors: float = 0.0  # share of tasks that make an actor
     flat: bool = False  # all tasks are alike and independent: for measuring
     faults: FaultRates = FaultRates()
     faults_until_s: float = 3.0

@@ -12,6 +12,8 @@ from flowengine.core import owner_state as s
 from flowengine.core.invariants import check as laws_of
 
 from .faults import Fault, plan
+from .sim_actor_programs import ActorWriter
+from .sim_actors import ActorBook
 from .sim_code import Driver, Worker
 from .sim_net import Clock, Network
 from .sim_node import REAP_S, SimHead, SimNode
@@ -35,7 +37,9 @@ class World:
         self.dice = Random(seed)
         self.clock = Clock()
         self.net = Network(self.clock, self.dice, scenario.net)
-        self.program = program or Writer(Random(seed * 2 + 1), scenario).program()
+        writer = ActorWriter if scenario.actors else Writer
+        self.program = program or writer(Random(seed * 2 + 1), scenario).program()
+        self.actors = ActorBook()
         self.head_address = "tcp://head#0"
         self.rows: dict[str, bytes] = {}
         self.nodes: dict[str, SimNode] = {}
@@ -168,6 +172,12 @@ class World:
     def harm_kill_worker(self, fault: Fault) -> None:
         """A worker dies; busy ones first."""
         workers = [worker for worker in self.workers.values() if worker.running] or list(self.workers.values())
+        if workers:
+            self.end_worker(workers[int(fault.luck * len(workers))], "killed")
+
+    def harm_kill_actor(self, fault: Fault) -> None:
+        """The process of an actor dies."""
+        workers = [worker for worker in self.workers.values() if worker.actor is not None]
         if workers:
             self.end_worker(workers[int(fault.luck * len(workers))], "killed")
 

@@ -13,16 +13,19 @@ from typing import Any
 
 import msgspec
 
-from ..errors import ObjectLost, TaskCancelled, pack_error
+from ..errors import TaskCancelled, pack_error
 from ..recovery.checkpoint import Work, is_due
 from . import commands as c
 from . import messages as m
+from .actor_calls import Arrived, for_former, joined, made_again
+from .actor_replies import reply_lost, size_of, stored_in
 from .ids import short
 from .owner_state import ALL_ITEMS
 
 REPLIES_KEPT_MAX = 2_000
 REPLIES_KEPT_BYTES_MAX = 16 << 20
 CALLERS_KEPT_MAX = 20_000
+ITEMS_KEPT_MAX = 1_000
 CUT_SHORT = ("cancelled", "timeout")  # kinds of failures that leave a call half done
 ALL_READ = {"stream_have": ALL_ITEMS, "stream_taken": ALL_ITEMS}  # nobody reads a stream that is repeated
 REPLY_DELAY_S_MAX = 0.001
@@ -83,13 +86,6 @@ class CallMissed(m.Message, frozen=True):
     calls: int
 
 
-class Arrived(msgspec.Struct):
-    """A call that waits."""
-
-    push: m.PushTask
-    sender: str
-
-
 class ActorHost:
     """Decides; never waits, sends or reads a clock."""
 
@@ -112,16 +108,20 @@ class ActorHost:
         self.running: dict[bytes, Arrived] = {}
         self.replies: dict[bytes, tuple[bytes, Any]] = {}
         self.reply_bytes = 0
+        self.items: dict[bytes, list[m.StreamItem]] = {}  # of calls that are generators, for callers that run again
+        self.arrived: dict[bytes, int] = {}  # caller -> number of its last call, when nothing is replayed
         self.forgotten = False  # some callers were dropped from `frontiers`
         self.unwanted: dict[bytes, None] = {}  # calls that were cancelled while a replay may need them
+        self.resumed_to = -1  # the last call of the last caller that may have begun before
         self.missed_at = -1  # the number of the call that a replay misses
         self.uncovered: dict[bytes, Arrived] = {}
         self.turns: dict[int, tuple[bytes, int]] = {}
         self.awaited: dict[str, None] = {}  # callers that have yet to send their calls again
         self.resent: dict[str, None] = {}  # those that have
         self.callers_known = push.attempt == 1
-        self.recovering = push.attempt > 1
+        self.recovering = push.attempt > 1 and life.recovery == "exactly_once"
         self.replayed = 0
+        self.began_at = 0.0
         self.noted_turn = -1
         self.kept_turn = -1
         self.unanswered_since = -1.0
@@ -182,7 +182,7 @@ class ActorHost:
         """Constructed or restored: the owner tells the callers."""
         if not event.error:
             self.ready = True
-            self.work.last_at = self.now
+            self.work.last_at = self.began_at = self.now
             if event.snapshot is not None:
                 self.restore(event.snapshot)
         self.send(self.owner, m.ActorReady(self.id, self.push.attempt, self.me, event.error))
@@ -213,8 +213,9 @@ class ActorHost:
 
     def call_came(self, push: m.PushTask, sender: str) -> None:
         """A call, new or again."""
+        if self.life.recovery != "exactly_once":
+            push = self.numbered(push)
         caller, seq = push.spec.caller_key, push.seq
-        item = Arrived(push, sender)
         if self.forgotten and caller not in self.frontiers and caller not in self.waiting:
             self.frontiers[caller] = seq - 1  # what it called before was long ago
         if seq <= self.frontiers.get(caller, -1):
@@ -223,28 +224,43 @@ class ActorHost:
         line = self.waiting.setdefault(caller, {})
         if seq not in line:
             self.order.append((caller, seq))
-        line[seq] = item
+        known = line.get(seq)
+        line[seq] = Arrived(push, sender) if known is None else joined(known, push, sender)
         self.run_next()
+
+    def numbered(self, push: m.PushTask) -> m.PushTask:
+        """Nothing is sent again to an actor that is not brought back: calls count as they come."""
+        caller = push.spec.caller_key
+        number = self.arrived.pop(caller, -1) + 1
+        self.arrived[caller] = number
+        if len(self.arrived) > CALLERS_KEPT_MAX:
+            del self.arrived[next(iter(self.arrived))]
+        return msgspec.structs.replace(push, seq=number)
 
     def done_before(self, push: m.PushTask, sender: str) -> None:
         """The call has begun here, or before the checkpoint: answer again what was answered."""
         running = self.running.get(push.spec.id)
         if running is not None:
-            running.sender = sender
+            made_again(running, push, sender)
             return
         known = self.replies.get(push.spec.id)
-        if known is not None:
+        items = self.items.get(push.spec.id, [])
+        if known is not None and getattr(known[1], "stream_items", 0) > max(len(items), push.stream_have):
+            known = None  # an end without its items would be a shorter stream
+        if known is not None and not push.seen:
+            for item in items[push.stream_have :]:
+                self.send(sender, msgspec.structs.replace(item, attempt=push.attempt))
+            self.adopt_results(known[1], sender)
             self.reply(sender, msgspec.structs.replace(known[1], attempt=push.attempt))
         elif push.spec.function and not push.seen:
-            self.reply(sender, self.reply_lost(push))
+            self.reply(sender, reply_lost(push))
         if push.spec.id not in self.uncovered and self.life.recovery == "exactly_once":
             self.send(sender, m.CallsCovered(self.id, push.spec.caller_key, push.seq))
 
-    def reply_lost(self, push: m.PushTask) -> m.TaskFailed:
-        """The call was done once, and must not be done again; its answer is gone with the process that made it."""
-        name = f"call {push.spec.name} {short(push.spec.id)}"
-        error = pack_error(ObjectLost(f"{name} was done before its actor came back, and its reply is lost"))
-        return m.TaskFailed(push.spec.id, push.attempt, error, "lost", False, -1)
+    def adopt_results(self, answer: Any, by: str) -> None:
+        """The caller runs again in another process: large results are that one's now."""
+        for node, oid in stored_in(answer):
+            self.send(node, m.ObjectAdopted(oid, by))
 
     def callers_known_now(self, event: m.CallersKnown) -> None:
         """Who will send calls again."""
@@ -263,11 +279,18 @@ class ActorHost:
     def caller_gone(self, caller: str) -> None:
         """A caller is dead: its calls would be missed in a replay, so the owner keeps them."""
         self.awaited.pop(caller, None)
-        lost = [item for item in self.uncovered.values() if item.sender == caller]
-        if lost and caller != self.owner:
-            kept = [msgspec.structs.replace(item.push, seen=True, **ALL_READ) for item in lost]
-            self.send(self.owner, m.CallsKept(self.id, tuple(kept)))
+        self.have_kept([item for item in self.uncovered.values() if item.sender == caller])
+        for line in self.waiting.values():
+            for item in line.values():
+                item.orphan = item.orphan or item.sender == caller
         self.run_next()
+
+    def have_kept(self, items: list[Arrived]) -> None:
+        """Nobody will send these calls again: the owner keeps them for a replay."""
+        kept = [item.push for item in items if item.sender != self.owner]
+        if kept:
+            kept = [msgspec.structs.replace(push, seen=True, **ALL_READ) for push in kept]
+            self.send(self.owner, m.CallsKept(self.id, tuple(kept)))
 
     # --- running ----------------------------------------------------------------------------------------------
 
@@ -298,6 +321,10 @@ class ActorHost:
                 return self.taken(self.last_caller, seq)
             if not self.callers_known or self.awaited:
                 return None
+            if self.resumed_to < 0:
+                self.resumed_to = self.came_to(self.last_caller)
+            if item is not None and seq <= self.resumed_to:
+                return self.taken(self.last_caller, seq)  # it may have begun, and have called others
             self.recovering = False
             self.send(self.owner, m.ActorRecovered(self.id, self.push.attempt, self.replayed))
         for index, (caller, seq) in enumerate(self.order):
@@ -305,6 +332,14 @@ class ActorHost:
                 del self.order[index]
                 return self.waiting[caller][seq]
         return None
+
+    def came_to(self, caller: bytes) -> int:
+        """The number of the last call of a caller that has come with all before it."""
+        line = self.waiting.get(caller, {})
+        seq = self.frontiers.get(caller, -1)
+        while seq + 1 in line:
+            seq += 1
+        return seq
 
     def call_missed(self, event: CallMissed) -> None:
         """Actor and caller died at once: the replay goes on behind the calls that nobody has any more."""
@@ -348,6 +383,8 @@ class ActorHost:
         self.replayed += self.recovering
         if self.life.recovery == "exactly_once":
             self.uncovered[push.spec.id] = item
+            if item.orphan:
+                self.have_kept([item])
         self.work.calls += 1
         if not push.spec.function:
             return
@@ -356,6 +393,7 @@ class ActorHost:
             self.finish(item, self.cancelled(push))
             return
         self.running[push.spec.id] = item
+        item.ran_for = item.sender
         if push.spec.timeout_s > 0:
             self.out.append(c.SetTimer(push.spec.timeout_s, self.deadline(push)))
         self.out.append(c.RunTask(push, item.sender))
@@ -392,6 +430,9 @@ class ActorHost:
         """A call that is a generator has yielded: its caller gets the item at once."""
         call = self.running.get(item.task)
         if call is not None:
+            items = self.items.setdefault(item.task, [])
+            if len(items) == item.index < ITEMS_KEPT_MAX:
+                items.append(item)
             self.send(call.sender, item)
 
     def stream_consumed(self, event: m.StreamConsumed) -> None:
@@ -414,11 +455,14 @@ class ActorHost:
             cut_short = type(event.answer) is m.TaskFailed and event.answer.kind in CUT_SHORT
             if cut_short:
                 self.leave_out(item)
-            self.finish(item, event.answer)
+            elif item.sender != item.ran_for:
+                self.adopt_results(event.answer, item.sender)
+            self.finish(item, msgspec.structs.replace(event.answer, attempt=item.push.attempt))
         if event.leaving:
             self.leaving = True
             self.leave()
             return
+        self.work.lived_s = self.now - self.began_at
         # What an interrupted call left in the state cannot be repeated, so it is kept.
         due = self.draining or is_due(self.policy, self.work, self.now) or (cut_short and self.policy != "never")
         if due and not self.saving and not self.recovering:
@@ -439,13 +483,16 @@ class ActorHost:
     def finish(self, item: Arrived, answer: Any) -> None:
         self.remember(item.push.spec.id, item.push.spec.caller_key, answer)
         self.reply(item.sender, answer)
+        for to, attempt in item.former.items():
+            self.reply(to, for_former(item, answer, attempt))
 
     def remember(self, call: bytes, caller: bytes, answer: Any) -> None:
         self.replies[call] = (caller, answer)
         self.reply_bytes += size_of(answer)
         while len(self.replies) > REPLIES_KEPT_MAX or self.reply_bytes > REPLIES_KEPT_BYTES_MAX:
-            _, oldest = self.replies.pop(next(iter(self.replies)))
-            self.reply_bytes -= size_of(oldest)
+            first = next(iter(self.replies))
+            self.items.pop(first, None)
+            self.reply_bytes -= size_of(self.replies.pop(first)[1])
 
     # --- what goes out --------------------------------------------------------------------------------------
 
@@ -539,10 +586,3 @@ class ActorHost:
                     covered[to, caller] = max(seq, covered.get((to, caller), -1))
         for (to, caller), seq in covered.items():
             self.send(to, m.CallsCovered(self.id, caller, seq))
-
-
-def size_of(answer: Any) -> int:
-    """What keeping an answer takes."""
-    if type(answer) is m.TaskFailed:
-        return len(answer.error)
-    return sum(len(value.blob) if type(value) is m.Inline else 64 for value in answer.values)

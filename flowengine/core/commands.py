@@ -196,9 +196,10 @@ class KeepFunction(Command, frozen=True):
 
 
 class CancelChildren(Command, frozen=True):
-    """Cancel what the running task has submitted."""
+    """Cancel what the running task has submitted; again: but for calls of actors, which its next attempt makes too."""
 
     task: bytes
+    again: bool = False
 
 
 class DropResults(Command, frozen=True):

@@ -153,7 +153,7 @@ class Executor:
             return
         self.stopping = self.stopping or "cancelled"
         if event.recursive:
-            self.out.append(c.CancelChildren(event.task))
+            self.out.append(c.CancelChildren(event.task, event.again))
         self.out.append(c.Interrupt(event.task, event.attempt, "cancelled"))
 
     def cancelled(self, item: Queued) -> m.TaskFailed:
@@ -184,7 +184,7 @@ class Executor:
             return
         if running is not None and running.caller == event.peer and not self.stopping:
             self.stopping = "cancelled"
-            self.out.append(c.CancelChildren(running.push.spec.id))
+            self.out.append(c.CancelChildren(running.push.spec.id, True))
             self.out.append(c.Interrupt(running.push.spec.id, running.push.attempt, "cancelled"))
 
     # --- from the main thread ---------------------------------------------------------------------

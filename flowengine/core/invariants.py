@@ -10,6 +10,7 @@ from flowengine.scheduling.resources import CPU, SCALE
 from .executor import RECENT_BYTES_MAX, RECENT_MAX, size_of
 from .ids import short
 from .node_objects import RUNS
+from .owner_calls import held_by
 from .owner_state import State, Task
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from .head import Head
     from .node import Node
     from .owner import Owner
+    from .parts import RefTo
 
 Check = Callable[[Any], Iterator[str]]
 
@@ -266,6 +268,7 @@ def _pins_are_counted(owner: Owner) -> Iterator[str]:
         for task in tasks:
             if owner.tasks.get(task.spec.id) is not task and not any(task is other for other in ended):
                 ended.append(task)
+    ended += [task for task in kept_for_replay(owner) if not any(task is other for other in ended)]
     for task in (*owner.tasks.values(), *ended):
         if task.pinned:
             for obj in (*task.inputs, *task.nested):
@@ -274,6 +277,8 @@ def _pins_are_counted(owner: Owner) -> Iterator[str]:
             for index, obj in task.stream.items.items():
                 if index >= task.stream.taken:
                     pins[obj.oid] = pins.get(obj.oid, 0) + 1
+    for ref in held_for_actors(owner):
+        pins[ref.oid] = pins.get(ref.oid, 0) + 1
     for obj in owner.objects.values():
         if obj.via is not None:
             pins[obj.via.oid] = pins.get(obj.via.oid, 0) + 1
@@ -284,6 +289,26 @@ def _pins_are_counted(owner: Owner) -> Iterator[str]:
         if obj.pins != pins.get(oid, 0):
             yield f"{short(oid)}: pinned {obj.pins} times, really {pins.get(oid, 0)}"
     yield from (f"{short(oid)}: pinned and not known" for oid in pins if oid not in owner.objects)
+
+
+def kept_for_replay(owner: Owner) -> Iterator[Task]:
+    """Calls that are answered and forgotten, but may have to be sent again."""
+    for target in owner.targets.values():
+        for task in target.sent.values():
+            if isinstance(task, Task) and owner.tasks.get(task.spec.id) is not task:
+                yield task
+
+
+def held_for_actors(owner: Owner) -> Iterator[RefTo]:
+    """References that calls under way, calls of callers that are gone, and checkpoints hold."""
+    for task in owner.tasks.values():
+        if task.spec.actor is not None and task.state not in (State.DONE, State.FAILED):
+            yield task.spec.actor
+    for made in owner.made.values():
+        for push in made.kept_calls.values():
+            yield from held_by(push)
+        if made.checkpoint is not None:
+            yield from made.checkpoint.value.contained
 
 
 @law("O-2", "an object is held as lineage as often as tasks would need it to run again", "Owner")
@@ -345,6 +370,8 @@ def _who_waits_has_hope(owner: Owner) -> Iterator[str]:
 @law("O-5", "a task is on a lease exactly when it is sent", "Owner")
 def _sent_is_on_a_lease(owner: Owner) -> Iterator[str]:
     for task in owner.tasks.values():
+        if task.spec.actor is not None:
+            continue
         lease = task.lease
         if (lease is not None) != (task.state is State.SENT):
             yield f"{task.spec.name} is {task.state.name}, on a lease: {lease is not None}"
@@ -366,7 +393,7 @@ def _queues_hold_the_ready(owner: Owner) -> Iterator[str]:
             yield f"{queue.key}: counts {queue.count}, holds {len(tasks)}"
         wrong = [task for task in tasks if task.state is not State.READY]
         yield from (f"{task.spec.name} is queued and {task.state.name}" for task in wrong)
-    really = sum(task.state is State.READY for task in owner.tasks.values())
+    really = sum(task.state is State.READY for task in owner.tasks.values() if task.spec.actor is None)
     if really != ready:
         yield f"{really} tasks are ready, {ready} are queued"
 
@@ -412,7 +439,8 @@ def _ready_is_asked_for(owner: Owner) -> Iterator[str]:
 def _functions_are_counted(owner: Owner) -> Iterator[str]:
     users: dict[bytes, int] = {}
     for task in owner.tasks.values():
-        users[task.spec.function] = users.get(task.spec.function, 0) + 1
+        if task.spec.actor is None:
+            users[task.spec.function] = users.get(task.spec.function, 0) + 1
     if users != owner.functions.users:
         yield f"{len(users)} functions in use, {len(owner.functions.users)} counted"
 

@@ -77,6 +77,7 @@ class CancelTask(Message, frozen=True):
     task: bytes
     attempt: int
     recursive: bool
+    again: bool = False  # it will run again: calls of actors that it has made stand
 
 
 class TakeBack(Message, frozen=True):
@@ -239,10 +240,11 @@ class CallsResent(Message, frozen=True):
 
 
 class CallsKept(Message, frozen=True):
-    """Actor to its owner: calls of a dead caller that a replay would need."""
+    """To an actor's owner: calls that a replay would need, of a caller that will not send them again."""
 
     actor: bytes
     calls: tuple[PushTask, ...]
+    introduced: bool = False  # the owners of their inputs count the receiver as a borrower, once per call
 
 
 class KillActor(Message, frozen=True):

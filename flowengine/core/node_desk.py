@@ -166,4 +166,5 @@ def account(worker: Worker, death: Death, settings: NodeSettings) -> Death:
         reason=worker.kill_reason or death.reason,
         log_lines=death.log_lines,
         overdue=death.overdue,
+        running_name=death.running_name,
     )

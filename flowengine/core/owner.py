@@ -44,6 +44,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
         """User code called a remote function: note the lineage, queue. No waiting, no round trip."""
         spec = event.spec
         if spec.id in self.tasks and self.submitted_again(self.tasks[spec.id], event):
+            if spec.actor is not None:
+                self.called_again(self.tasks[spec.id])
             return
         self.counters["tasks_submitted"] += 1
         if spec.actor is None:
@@ -57,8 +59,9 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
         self.tasks[spec.id] = task
         if spec.deps or spec.nested or spec.args_object is not None:
             self.pin_all(task)
+        if spec.actor is not None:
+            self.hold_actor(task)
         if self.left_children and self.adopt_child(task):
-            self.count_adopted(task)
             return
         if task.results and all([obj.value is not None for obj in task.results]):
             self.end_at_once(task)
@@ -422,7 +425,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
         if obj is not None and obj.owner and obj.value is None:
             self.send(obj.owner, m.CancelObject(event.oid, event.force, event.recursive))
 
-    def cancel(self, task: Task, force: bool, recursive: bool) -> None:
+    def cancel(self, task: Task, force: bool, recursive: bool, again: bool = False) -> None:
         if task.state in (State.DONE, State.FAILED):
             return
         task.why_unwanted = self.cancelled_error(task, force)
@@ -441,7 +444,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
         if force and next(iter(lease.inflight)) == task.spec.id:
             self.kill_forced(lease)
         else:
-            self.send(lease.worker, m.CancelTask(task.spec.id, task.attempt, recursive))
+            self.send(lease.worker, m.CancelTask(task.spec.id, task.attempt, recursive, again))
 
     def cancel_object(self, event: m.CancelObject, sender: str) -> None:
         """A borrower cancels."""

@@ -13,6 +13,7 @@ from .journal import Journal
 from .owner_state import (
     Cost,
     Demand,
+    Exported,
     Lease,
     Made,
     Obj,
@@ -148,7 +149,7 @@ class OwnerBase(ABC):
         """Nothing is left of the task."""
 
     @abstractmethod
-    def cancel(self, task: Task, force: bool, recursive: bool) -> None:
+    def cancel(self, task: Task, force: bool, recursive: bool, again: bool = False) -> None:
         """The task is not wanted any more."""
 
     @abstractmethod
@@ -254,12 +255,44 @@ class OwnerBase(ABC):
         """A call was not done in full: a new incarnation must not do it."""
 
     @abstractmethod
+    def adopt(self, obj: Obj) -> None:
+        """The object is ours now."""
+
+    @abstractmethod
+    def exported(self, event: Exported, sender: str) -> None:
+        """References leave: the receiver becomes a borrower before we let go."""
+
+    @abstractmethod
+    def hold_actor(self, task: Task) -> None:
+        """The actor lives at least until its calls are answered."""
+
+    @abstractmethod
+    def count_adopted(self, task: Task) -> None:
+        """A call whose result an earlier attempt of its caller left."""
+
+    @abstractmethod
+    def forget_numbers(self, caller: bytes) -> None:
+        """The caller calls no more."""
+
+    @abstractmethod
+    def forget_actor(self, actor: bytes) -> None:
+        """No handle of an actor that was made here is left."""
+
+    @abstractmethod
+    def number_anew(self, caller: bytes) -> None:
+        """The caller begins anew: its calls have the numbers that they had."""
+
+    @abstractmethod
     def actor_lost(self, task: Task, death: m.Death) -> None:
         """The actor's process is dead."""
 
     @abstractmethod
     def actor_unneeded(self, task: Task) -> bool:
         """No handle and no call is left: the actor ends, unless it is detached."""
+
+    @abstractmethod
+    def is_held(self, task: Task) -> bool:
+        """Whether it is a call that is kept with its inputs for a replay."""
 
     @abstractmethod
     def target_gone(self, actor: bytes) -> None:

@@ -126,6 +126,7 @@ class HeirRules(OwnerBase):
     def parent_began(self, event: s.ParentBegan, sender: str) -> None:
         """User code of the task runs here: take over what an earlier attempt left."""
         self.parents[event.task] = Parent(event.task, event.caller, event.attempt)
+        self.number_anew(event.task)
         for oid, value in event.children:
             self.left_children[oid] = value
 
@@ -134,9 +135,12 @@ class HeirRules(OwnerBase):
         parent = self.parents.pop(event.task, None)
         if parent is None:
             return
+        if self.seqs_before:
+            self.forget_numbers(event.task)
         if event.cancel:
             for task in self.children_of(event.task):
-                self.cancel(task, False, True)
+                if not event.again or task.spec.actor is None:  # the next attempt makes the same calls
+                    self.cancel(task, False, True, event.again)
         if not self.parents:
             # The next task here has other needs: a worker that holds slots while it runs something else blocks others.
             for lease in list(self.leases.values()):
@@ -210,6 +214,8 @@ class HeirRules(OwnerBase):
 
     def end_at_once(self, task: Task) -> None:
         """All results are there."""
+        if task.spec.actor is not None:
+            self.count_adopted(task)
         task.state = State.SENT
         task.attempt = 1
         self.counters["tasks_submitted"] -= 1
@@ -238,6 +244,8 @@ class HeirRules(OwnerBase):
         values = [self.left_children.pop(obj.oid, None) for obj in task.results]
         if not values or any(value is None for value in values):
             return False
+        if task.spec.actor is not None:
+            self.count_adopted(task)
         task.state = State.SENT
         task.attempt = 1
         self.counters["tasks_submitted"] -= 1

@@ -39,7 +39,10 @@ class LeaseRules(OwnerBase):
         if line is None:
             line = queue.ready[priority] = deque()
             queue.priorities = sorted(queue.ready, reverse=True)
-        line.append(task)
+        if task.spec.life is not None and task.crashes:
+            line.appendleft(task)  # an actor that comes back has what it held before those that never had it
+        else:
+            line.append(task)
         queue.count += 1
         self.fill(queue)
 
@@ -98,7 +101,7 @@ class LeaseRules(OwnerBase):
         """The worker on which all missing inputs are under way, if it takes more."""
         maker = missing[0].task
         lease = maker.lease if maker is not None else None
-        if lease is None or not lease.open or lease.queue.key != task.key:
+        if lease is None or not lease.open or lease.queue.key != task.key or task.spec.actor is not None:
             return None
         for obj in missing:
             if obj.owner or obj.task is None or obj.task.lease is not lease:

@@ -229,7 +229,7 @@ class RecoveryRules(OwnerBase):
         stream, index = task.stream, int.from_bytes(item.oid[-4:], "big")
         if task.state is State.SENT and task.lease is not None and index < stream.seen and not stream.restarting:
             stream.restarting = True
-            self.send(task.lease.worker, m.CancelTask(task.spec.id, task.attempt, True))
+            self.send(task.lease.worker, m.CancelTask(task.spec.id, task.attempt, True, True))
 
     def lost_inputs(self, task: Task) -> list[Task]:
         """The tasks that must run before this one can."""

@@ -144,6 +144,8 @@ class RefRules(OwnerBase):
         if obj.lineage > 0:
             return
         del self.objects[obj.oid]
+        if task is not None and task.spec.life is not None:
+            self.forget_actor(task.spec.id)
         self.forget_borrowers(obj)
         obj.task = None
         self.drop_elsewhere(obj)
@@ -342,7 +344,8 @@ class RefRules(OwnerBase):
 
     def confirmed(self, task: Task) -> None:
         task.unconfirmed -= 1
-        if task.unconfirmed == 0 and task.pinned and task.state in (State.DONE, State.FAILED):
+        ended = task.state in (State.DONE, State.FAILED)
+        if task.unconfirmed == 0 and task.pinned and ended and not self.is_held(task):
             self.unpin_task(task)
 
     # --- values of objects that others own --------------------------------------------------------

@@ -355,10 +355,11 @@ class ParentBegan(Message, frozen=True):
 
 
 class ParentEnded(Message, frozen=True):
-    """The task that ran here is over; cancel: its unfinished children are not wanted."""
+    """The task that ran here is over; cancel: its unfinished children are not wanted; again: it will run again."""
 
     task: bytes
     cancel: bool = False
+    again: bool = False
 
 
 class Noted(Message, frozen=True):

@@ -104,3 +104,4 @@ class Death(Record, frozen=True):
     reason: str = ""
     log_lines: tuple[str, ...] = ()
     overdue: bool = False  # the time limit of what it ran was over, with all patience
+    running_name: str = ""

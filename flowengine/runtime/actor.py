@@ -19,7 +19,7 @@ from flowengine.core import owner_state as s
 from flowengine.core.actor_host import CallEnded, HostReady, Snapshot, StateSaved
 from flowengine.core.executor import ItemMade
 from flowengine.core.ids import short
-from flowengine.errors import FlowError, TaskCancelled, TaskTimeout, pack_error, traceback_text
+from flowengine.errors import ActorDied, FlowError, TaskCancelled, TaskTimeout, pack_error, traceback_text
 from flowengine.objects import codec
 from flowengine.refs import Current, ObjectRef
 from flowengine.runtime.context import Context
@@ -207,8 +207,20 @@ class Actor:
         return run.pack(result)
 
     def prepared(self, run: Run) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        args, kwargs = run.arguments()
+        try:
+            args, kwargs = run.arguments()
+        except FlowError as error:
+            if run.push.seen:
+                self.give_up(run, error)
+            raise
         return getattr(self.instance, run.spec.function.decode()), args, kwargs
+
+    def give_up(self, run: Run, error: FlowError) -> None:
+        """A call that was done cannot be done again: better no actor than one with another state."""
+        why = f"it cannot be brought back: an input of the call {run.spec.name}, which has to run again, is lost"
+        blob = pack_error(ActorDied(f"{why} ({error})", who=self.push.spec.name, what_next="nothing: it stays dead"))
+        self.session.step(HostReady(None, blob))
+        queue.SimpleQueue[None]().get()  # its owner has the process killed
 
     def new_run(self, job: c.RunTask) -> Run:
         return type(self.run)(self.session, job.push, job.caller)
@@ -274,12 +286,13 @@ class Actor:
 
     def seqs(self) -> tuple[tuple[bytes, int], ...]:
         """The numbers of this actor's next calls to others."""
-        found = []
-        for actor, target in self.session.owner.targets.items():
+        owner = self.session.owner
+        found = {actor: seq for (actor, caller), seq in owner.seqs_before.items() if caller == self.id}
+        for actor, target in owner.targets.items():
             line = target.lines.get(self.id)
             if line is not None:
-                found.append((actor, line.next_seq))
-        return tuple(found)
+                found[actor] = line.next_seq
+        return tuple(found.items())
 
 
 class Handover:

@@ -67,12 +67,12 @@ class DriverSession(Session):
         """Bring the engine up and join it."""
         try:
             self.open(self._node_to_join())
+            self.open_job()
         except BaseException:
             self.close()
             if self.launched is not None:
                 self.launched.end()
             raise
-        self.open_job()
         Current.session = self
         guard_forks()
         self.guard_interrupts()
@@ -125,12 +125,17 @@ class DriverSession(Session):
         if not settings.job:
             return
         context = self.context = Context(root_id(b"job:" + settings.job.encode()))
-        self.job = JobJournal(settings.job, settings.state_dir, self.values.make_durable)
+        self.job = JobJournal(settings.job, settings.state_dir, (self.values.make_durable, self.values.drop_durable))
         left = self.job.left(self.node)
         context.recorded = left.notes
         context.is_job = True
         self.drive.perform[c.KeepResult] = self.drive.perform[c.KeepNote] = self.job.keep
         self.step(s.ParentBegan(context.task, "", 1, left.results))
+
+    def commit(self) -> None:
+        """In a resumable job: return when what it would continue from is on disk."""
+        if self.job is not None:
+            self.job.flush()
 
     def engine_ended(self, code: int) -> None:
         """The launcher is gone, and with it all that it had started: nobody would answer those who wait."""

@@ -29,6 +29,7 @@ BATCH_MAX = 1_000
 CLOSE_TIMEOUT_S = 10.0
 
 Values = m.Inline | m.Stored
+Durable = tuple[Callable[[bytes], None], Callable[[bytes], None]]
 Keep = c.KeepResult | c.KeepNote
 
 
@@ -42,7 +43,8 @@ class Left(msgspec.Struct):
 class JobJournal:
     """Reads what is left, then keeps what comes, from any thread."""
 
-    def __init__(self, job: str, state_dir: str, make_durable: Callable[[bytes], None]) -> None:
+    def __init__(self, job: str, state_dir: str, durable: Durable) -> None:
+        """durable: how a stored result is copied to durable storage, and how it is dropped there."""
         folder = Path(state_dir, "jobs")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         safe = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in job)[:60]
@@ -53,14 +55,14 @@ class JobJournal:
         except OSError:
             os.close(self.lock)
             raise BadValue(f"job {job!r} is running already in {state_dir}") from None
-        self.make_durable = make_durable
+        self.make_durable, self.drop_durable = durable
         self.database = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
         os.chmod(self.path, 0o600)
         self.database.execute("PRAGMA journal_mode=WAL")
         self.database.execute("PRAGMA synchronous=NORMAL")
         self.database.execute("CREATE TABLE IF NOT EXISTS results (oid BLOB PRIMARY KEY, value BLOB)")
         self.database.execute("CREATE TABLE IF NOT EXISTS notes (kind TEXT, number INTEGER, payload BLOB)")
-        self.coming: queue.SimpleQueue[Keep | None] = queue.SimpleQueue()
+        self.coming: queue.SimpleQueue[Keep | threading.Event | None] = queue.SimpleQueue()
         self.writer = threading.Thread(target=self._write, name="flowengine-job", daemon=True)
         self.writer.start()
 
@@ -78,15 +80,29 @@ class JobJournal:
         """Write it soon."""
         self.coming.put(command)
 
+    def flush(self) -> None:
+        """Return when all that was kept so far is on disk."""
+        written = threading.Event()
+        self.coming.put(written)
+        written.wait()
+
     def close(self, done: bool) -> None:
         """Write what is under way; done: the job ended well, so nothing of it is needed."""
         self.coming.put(None)
         self.writer.join(CLOSE_TIMEOUT_S)
+        large = self._large() if done else []
         self.database.close()
         if done:
+            for oid in large:
+                self.drop_durable(oid)
             for suffix in ("", "-wal", "-shm"):
                 Path(f"{self.path}{suffix}").unlink(missing_ok=True)
         os.close(self.lock)
+
+    def _large(self) -> list[bytes]:
+        decode = msgspec.msgpack.Decoder(m.Inline | m.Stored).decode
+        rows = self.database.execute("SELECT oid, value FROM results")
+        return [oid for oid, blob in rows if isinstance(decode(blob), m.Stored)]
 
     def _write(self) -> None:
         ended = False
@@ -96,9 +112,12 @@ class JobJournal:
                 batch.append(self.coming.get())
             ended = None in batch
             try:
-                self._write_batch([command for command in batch if command is not None])
+                self._write_batch([command for command in batch if isinstance(command, Keep)])
             except (OSError, sqlite3.Error):
                 log.exception("the journal of the job could not be written to %s", self.path)
+            for waiting in batch:
+                if isinstance(waiting, threading.Event):
+                    waiting.set()
 
     def _write_batch(self, batch: list[Keep]) -> None:
         results, notes = [], []
@@ -107,7 +126,11 @@ class JobJournal:
                 notes.append((command.kind, command.number, command.payload))
                 continue
             if isinstance(command.value, m.Stored):
-                self.make_durable(command.oid)
+                try:
+                    self.make_durable(command.oid)
+                except OSError as error:  # its value was dropped meanwhile: the task would run again
+                    log.debug("a result is not journaled: %s", error)
+                    continue
             results.append((command.oid, msgspec.msgpack.encode(command.value)))
         self.database.execute("BEGIN")
         self.database.executemany("INSERT OR REPLACE INTO results VALUES (?, ?)", results)

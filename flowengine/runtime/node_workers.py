@@ -190,12 +190,12 @@ class Workers:
         for lines in list(process.open):
             self._drain(process, lines)
             self._close(process, lines)
-        task, attempt, _ = process.running()
+        task, attempt, name = process.running()
         overdue = process.overdue()
         with contextlib.suppress(OSError):
             process.running_path.unlink()
         death = Death(word.worker_id, self.template.host, word.pid, word.exit_code, task, attempt,
-                      "" if word.pid else "it could not be forked", tuple(process.kept), overdue)
+                      "" if word.pid else "it could not be forked", tuple(process.kept), overdue, name)
         self._step(WorkerEnded(death))
         return death
 

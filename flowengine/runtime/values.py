@@ -239,12 +239,20 @@ class Values:
 
     def make_durable(self, oid: bytes) -> None:
         """Copy a stored value of this host to durable storage; raises OSError when it is not here."""
+        fs, path = self.durable_file(oid)
+        if fs.exists(path):
+            return
         view = self.segments.open(oid.hex())
         if view is None:
             raise FileNotFoundError(f"object {short(oid)} is not in the store of this host")
-        fs, path = self.durable_file(oid)
         fs.makedirs(os.path.dirname(path), exist_ok=True)
         self._to_file(fs, path, view)
+
+    def drop_durable(self, oid: bytes) -> None:
+        """The durable copy is not needed any more."""
+        fs, path = self.durable_file(oid)
+        if fs.exists(path):
+            fs.rm(path)
 
     def _to_file(self, fs: Any, path: str, view: memoryview) -> None:
         """Complete or not at all."""

@@ -174,7 +174,7 @@ class WorkerSession(Session):
 
     def cancel_children(self, command: c.CancelChildren) -> None:
         """What the running task submitted is not wanted."""
-        self.drive.step(s.ParentEnded(command.task, True))
+        self.drive.step(s.ParentEnded(command.task, True, command.again))
 
     def stream_go(self, command: c.StreamGo) -> None:
         """The reader has taken items of the running stream."""
@@ -468,7 +468,7 @@ class Run:
         elif not isinstance(error, (ObjectLost, FlowError)) or isinstance(error, Exception):
             retry = self.is_retried(error)
         blob, refs = self.packed_error(error, True)
-        self.leave(True)
+        self.leave(True, retry)
         return self.failure(blob, kind, retry, refs)
 
     def packed_error(self, error: BaseException, is_users: bool) -> tuple[bytes, tuple[m.RefTo, ...]]:
@@ -500,11 +500,11 @@ class Run:
         except Exception:
             return False
 
-    def leave(self, cancel: bool) -> None:
+    def leave(self, cancel: bool, again: bool = False) -> None:
         session = self.session
         self.drop_given()
         if session.context.is_parent:
-            session.drive.step(s.ParentEnded(self.spec.id, cancel))
+            session.drive.step(s.ParentEnded(self.spec.id, cancel, again))
 
     def drop_given(self) -> None:
         """The inputs are not needed any more, nor what the collector found."""

@@ -210,3 +210,165 @@ def test_a_time_limit_of_a_call():
     with pytest.raises(flow.TaskTimeout):
         flow.get(slow.nap.options(timeout_s=0.3).remote(), timeout=20)
     assert flow.get(slow.ping.remote(), timeout=20) == "pong"
+
+
+def test_large_arguments_of_tasks_that_are_gone_are_there_for_a_replay():
+    @flow.remote(checkpoint="never")
+    class Sums:
+        def __init__(self):
+            self.sums = []
+
+        def add(self, array):
+            self.sums.append(float(array.sum()))
+            return list(self.sums)
+
+        def pid(self):
+            return os.getpid()
+
+    @flow.remote
+    def push(sums, number):
+        return flow.get(sums.add.remote(np.full(20_000, float(number))))
+
+    sums = Sums.remote()
+    for number in range(3):
+        before = flow.get(push.remote(sums, number), timeout=20)
+    kill(sums)
+    assert flow.get(sums.add.remote(np.zeros(1)), timeout=30) == [*before, 0.0]
+
+
+def test_a_cancelled_call_stays_undone_after_a_death(tmp_path):
+    @flow.remote(checkpoint="never")
+    class Slow(Tally._class):
+        def nap(self, path):
+            import time
+
+            path.touch()
+            time.sleep(600)
+            self.lines.append("nap")
+
+    slow = Slow.remote()
+    running, waiting, last = slow.nap.remote(tmp_path / "runs"), slow.add.remote(1), slow.add.remote(2)
+    flow.cancel(waiting)
+    while not (tmp_path / "runs").exists():
+        flow.wait([last], timeout=0.05)
+    flow.cancel(running)
+    assert flow.get(last, timeout=20) == 1
+    kill(slow)
+    assert flow.get(slow.all.remote(), timeout=20) == [2]
+
+
+@flow.remote
+class Generous:
+    def numbers(self, count):
+        yield from range(count)
+
+    def pid(self):
+        return os.getpid()
+
+
+@flow.remote
+class GenerousLoop(Generous._class):
+    async def slowly(self, count):
+        import asyncio
+
+        for number in range(count):
+            await asyncio.sleep(0)
+            yield number
+
+
+@pytest.mark.parametrize(
+    ("cls", "method"), [(Generous, "numbers"), (GenerousLoop, "numbers"), (GenerousLoop, "slowly")]
+)
+def test_a_generator_of_an_actor_is_read_by_the_program_and_by_tasks(cls, method):
+    generous = cls.remote()
+
+    @flow.remote
+    def read(generous, count):
+        items = getattr(generous, method).options(num_returns="stream").remote(count)
+        return [flow.get(item) for item in items]
+
+    items = getattr(generous, method).options(num_returns="stream").remote(300)
+    assert [flow.get(item, timeout=20) for item in items] == list(range(300))
+    assert flow.get(read.remote(generous, 5), timeout=20) == list(range(5))
+    kill(generous)
+    assert flow.get(read.remote(generous, 7), timeout=20) == list(range(7))
+
+
+def test_coroutines_are_cancelled_and_limited_in_time():
+    @flow.remote
+    class Sleeper:
+        async def nap(self):
+            import asyncio
+
+            await asyncio.sleep(600)
+
+        async def ping(self):
+            return "pong"
+
+    sleeper = Sleeper.remote()
+    nap = sleeper.nap.remote()
+    assert flow.get(sleeper.ping.remote(), timeout=20) == "pong"
+    flow.cancel(nap)
+    with pytest.raises(flow.TaskCancelled):
+        flow.get(nap, timeout=20)
+    with pytest.raises(flow.TaskTimeout):
+        flow.get(sleeper.nap.options(timeout_s=0.2).remote(), timeout=20)
+
+
+def test_a_task_that_is_retried_makes_no_call_twice(tmp_path):
+    tally = Tally.remote()
+
+    @flow.remote(retry_exceptions=True, max_retries=3)
+    def caller(tally):
+        globals()["kept"] = tally  # the worker has the handle when it runs the next attempt
+        refs = [tally.add.remote(name) for name in "ab"]
+        flow.get(refs[0])
+        (tmp_path / str(len(list(tmp_path.iterdir())))).touch()
+        if len(list(tmp_path.iterdir())) < 3:
+            raise ValueError("again")
+        return flow.get([*refs, tally.add.remote("c")])
+
+    assert flow.get(caller.remote(tally), timeout=40) == [1, 2, 3]
+    assert flow.get(tally.all.remote(), timeout=20) == ["a", "b", "c"]
+
+
+def test_a_constructor_that_kills_its_process_is_given_up():
+    @flow.remote
+    class Deadly:
+        def __init__(self):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def ping(self):
+            return "pong"
+
+    with pytest.raises(flow.ActorDied, match="in its constructor"):
+        flow.get(Deadly.remote().ping.remote(), timeout=40)
+
+
+def test_an_actor_ends_with_its_maker_and_its_worker_is_not_used_again():
+    @flow.remote
+    def maker():
+        tally = Tally.remote()
+        return tally, os.getpid(), flow.get(tally.pid.remote())
+
+    @flow.remote
+    def where():
+        return os.getpid()
+
+    tally, pid, actor_pid = flow.get(maker.remote(), timeout=20)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(flow.ActorDied, match="made it is dead"):
+        flow.get(tally.add.remote(1), timeout=20)
+    assert actor_pid not in flow.get([where.remote() for _ in range(8)], timeout=20)
+
+
+def test_many_who_want_a_named_actor_get_one():
+    shared = Tally.options(name="shared", get_if_exists=True, lifetime="detached")
+
+    @flow.remote
+    def join(name):
+        return flow.get(shared.remote().add.remote(name), timeout=20)
+
+    keep = shared.remote()
+    assert sorted(flow.get([join.remote(i) for i in range(4)], timeout=20)) == [1, 2, 3, 4]
+    flow.kill(keep)

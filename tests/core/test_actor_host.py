@@ -9,7 +9,7 @@ import pytest
 
 from flowengine.core import commands as c
 from flowengine.core import messages as m
-from flowengine.core.actor_host import ActorHost, CallEnded, HostReady, StateSaved
+from flowengine.core.actor_host import ActorHost, CallEnded, CallMissed, DrainEnded, HostReady, StateSaved
 from flowengine.core.ids import child_id
 
 ACTOR, A, B = b"a" * 16, b"A" * 16, b"B" * 16
@@ -147,7 +147,7 @@ def test_a_restored_actor_knows_what_it_has_done():
     before = Kit(life=m.ActorLife(checkpoint="2")).ready().come(call(A, 0), call(A, 1)).end()
     snapshot = before.host.snapshot(())
     kit = Kit(2).ready(snapshot)
-    kit.tell(m.CallersKnown(ACTOR, ("at-a",))).come(call(A, 1, seen=True)).tell(m.CallsResent(ACTOR), "at-a")
+    kit.tell(m.CallersKnown(ACTOR, ("at-a",))).come(call(A, 1)).tell(m.CallsResent(ACTOR), "at-a")
     kit.come(call(A, 2)).end()
     assert kit.ran == [(A, 2)]
     assert kit.answered("at-a") == 2  # the answer that may have been lost, and the new one
@@ -164,3 +164,125 @@ def test_a_number_that_was_not_used_is_passed_over():
     empty = call(A, 0)
     empty = msgspec.structs.replace(empty, spec=msgspec.structs.replace(empty.spec, function=b""))
     assert Kit().ready().come(empty, call(A, 1)).end().ran == [(A, 1)]
+
+
+def end_with(kit: Kit, kind: str) -> None:
+    """The running call fails in this way."""
+    push = kit.running.pop(0)
+    kit.host.call_ended(CallEnded(push.spec.id, m.TaskFailed(push.spec.id, push.attempt, b"e", kind, False, 10)))
+    kit.see()
+
+
+def test_a_call_that_was_cut_short_is_kept_as_one_without_anything_to_do():
+    kit = Kit().ready().come(call(B, 0))
+    end_with(kit, "cancelled")
+    kit.tell(m.CallerGone(ACTOR, "at-b"))
+    kept = [said for _, said in kit.sent if isinstance(said, m.CallsKept)]
+    assert kept[0].calls[0].spec.function == b""
+
+
+def test_what_a_cut_call_left_in_the_state_is_checkpointed():
+    kit = Kit(life=m.ActorLife(checkpoint="100")).ready().come(call(A, 0), call(A, 1))
+    end_with(kit, "timeout")
+    assert kit.saves == [1]
+
+
+def test_a_reply_that_nobody_has_any_more_is_an_error_and_no_silence():
+    before = Kit(life=m.ActorLife(checkpoint="1")).ready().come(call(A, 0)).end()
+    before.host.replies.clear()
+    kit = Kit(2).ready(before.host.snapshot(())).come(call(A, 0))
+    failed = [said for to, said in kit.sent if to == "at-a" and isinstance(said, m.TaskFailed)]
+    assert [said.kind for said in failed] == ["lost"]
+    assert ("at-a", m.CallsCovered(ACTOR, A, 0)) in kit.sent
+
+
+def test_replies_in_the_store_and_of_several_values_outlive_the_process():
+    kit = Kit().ready().come(call(A, 0))
+    push = kit.running.pop()
+    values = (m.Stored(1 << 20, ("node",)), m.Inline(b"N"))
+    kit.host.call_ended(CallEnded(push.spec.id, m.TaskDone(push.spec.id, 1, values, 10)))
+    again = Kit(2).ready(kit.host.snapshot(())).come(call(A, 0))
+    assert [said.values for _, said in again.sent if isinstance(said, m.TaskDone)] == [values]
+
+
+def test_a_checkpoint_of_a_concurrent_actor_counts_no_call_that_the_state_does_not_show():
+    life = m.ActorLife(checkpoint="2", is_async=True)
+    kit = Kit(life=life).ready().come(call(A, 0), call(A, 1), call(A, 2))
+    first, second, third = kit.running
+    for push in (first, second):
+        kit.host.call_ended(CallEnded(push.spec.id, m.TaskDone(push.spec.id, 1, (m.Inline(b"N"),), 10)))
+        kit.see()
+    kit.come(call(A, 3))
+    assert kit.ran[-1] == (A, 2)  # the fourth waits for the running one to end
+    kit.host.call_ended(CallEnded(third.spec.id, m.TaskDone(third.spec.id, 1, (m.Inline(b"N"),), 10)))
+    kit.see()
+    assert kit.saves == [3]
+    kit.come(call(A, 4))
+    assert kit.ran[-1] == (A, 2)
+    kit.tell(StateSaved(3, m.Checkpoint(3, m.Inline(b"")), 0.001))
+    assert kit.ran[-2:] == [(A, 3), (A, 4)]
+
+
+def test_calls_do_not_wait_long_for_a_checkpoint():
+    kit = Kit(life=m.ActorLife(checkpoint="1", is_async=True)).ready().come(call(A, 0), call(A, 1))
+    push = kit.running.pop(0)
+    kit.host.call_ended(CallEnded(push.spec.id, m.TaskDone(push.spec.id, 1, (m.Inline(b"N"),), 10)))
+    kit.come(call(A, 2)).tell(DrainEnded(2))
+    assert kit.ran[-1] == (A, 2)  # the second may wait for it
+
+
+def test_a_replay_goes_on_behind_calls_that_nobody_has_any_more():
+    kit = Kit(2, recorded_by(A, B, A)).ready()
+    kit.tell(m.CallersKnown(ACTOR, ("at-a",))).come(call(A, 0, seen=True), call(A, 1, seen=True))
+    kit.tell(m.CallsResent(ACTOR), "at-a").end()
+    assert kit.ran == [(A, 0)]
+    kit.tell(CallMissed(1)).end()
+    assert kit.ran == [(A, 0), (A, 1)]
+
+
+def test_a_cancelled_call_is_run_when_it_may_have_been_seen():
+    kit = Kit(2, recorded_by(A)).ready().come(call(A, 0))
+    other = Kit(2, recorded_by(A))
+    other.host.call_came(call(A, 0), "at-a")
+    assert not other.host.cancel(call(A, 0).spec.id)
+    other.ready().end()
+    assert kit.ran == other.ran == [(A, 0)]
+
+
+def test_items_of_a_generator_go_to_its_caller():
+    kit = Kit().ready().come(call(B, 0))
+    kit.host.item_made(m.StreamItem(call(B, 0).spec.id, 1, 0, m.Inline(b"N")))
+    kit.see()
+    kit.tell(m.TurnsKept(ACTOR, 0))
+    assert [to for to, said in kit.sent if isinstance(said, m.StreamItem)] == ["at-b"]
+
+
+def test_an_actor_that_begins_anew_counts_calls_as_they_come():
+    kit = Kit(2, life=m.ActorLife(recovery="restart")).ready()
+    assert kit.come(call(A, 7), call(A, 0)).end().ran == [(A, 0), (A, 1)]
+
+
+def test_large_results_are_those_of_the_process_in_which_the_caller_runs_again():
+    kit = Kit().ready().come(call(A, 0))
+    push = kit.running.pop()
+    kit.host.call_came(call(A, 0), "at-b")
+    done = m.TaskDone(push.spec.id, 1, (m.Stored(1 << 20, ("node",)),), 10)
+    kit.host.call_ended(CallEnded(push.spec.id, done))
+    kit.host.call_came(call(A, 0), "at-c")
+    kit.see()
+    adopted = [said.owner for to, said in kit.sent if to == "node" and isinstance(said, m.ObjectAdopted)]
+    assert adopted == ["at-b", "at-c"]
+
+
+@pytest.mark.parametrize(("kept", "kinds"), [(True, [m.StreamItem, m.TaskDone]), (False, [m.TaskFailed])])
+def test_a_generator_that_is_asked_for_again_is_whole_or_an_error(kept, kinds):
+    kit = Kit().ready().come(call(A, 0)).tell(m.TurnsKept(ACTOR, 0))
+    push = kit.running.pop()
+    kit.host.item_made(m.StreamItem(push.spec.id, 1, 0, m.Inline(b"N")))
+    kit.host.call_ended(CallEnded(push.spec.id, m.TaskDone(push.spec.id, 1, (), 10, stream_items=1)))
+    kit.see()
+    if not kept:
+        kit.host.items.clear()
+    kit.sent.clear()
+    kit.come(call(A, 0))
+    assert [type(said) for _, said in kit.sent if not isinstance(said, m.CallsCovered)] == kinds

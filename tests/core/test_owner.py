@@ -114,7 +114,7 @@ def test_a_stream_begins_anew_when_an_item_that_it_has_passed_is_lost_and_awaite
     scene.step(s.LoseAsked(lost))
     assert not scene.of(m.CancelTask)
     scene.step(s.ReadyAsked(5, (lost,), 1))
-    assert scene.of(m.CancelTask) == [m.CancelTask(task, 1, True)]
+    assert scene.of(m.CancelTask) == [m.CancelTask(task, 1, True, True)]
     scene.step(s.ReadyAsked(6, (lost,), 1))
     assert not scene.sent  # once is enough
     scene.step(m.TaskFailed(task, 1, b"", "cancelled", False, 5), WORKER)

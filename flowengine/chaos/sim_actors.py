@@ -1,0 +1,254 @@
+"""Virtual actors: their process between its beginning and its end, and what user code does with handles.
+
+Mirrors runtime/actor.py. An actor's state is the list of the calls that were done; a reply tells its place in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from flowengine.core import commands as c
+from flowengine.core import messages as m
+from flowengine.core import owner_state as s
+from flowengine.core.actor_host import CallEnded, HostReady, Snapshot, StateSaved
+from flowengine.core.ids import child_id, object_id, task_of
+
+from . import sim_process as p
+from .sim_actor_programs import CHECKPOINTS
+from .sim_programs import Op
+
+if TYPE_CHECKING:
+    from .sim_code import Frame, Worker
+    from .sim_programs import Body
+
+LOOK = b"look"
+SAVE_S = 0.002
+
+
+class State(msgspec.Struct, array_like=True):
+    """What is in a checkpoint."""
+
+    history: list[bytes]
+    snapshot: Snapshot
+
+
+STATE = msgspec.msgpack.Decoder(State)
+
+
+class MadeCall(NamedTuple):
+    """A call as user code made it."""
+
+    actor: bytes
+    caller: bytes  # an actor, or a task
+    parent: bytes  # the call or task whose code made it
+    number: int  # among the children of its parent
+
+
+class Reply(NamedTuple):
+    """What somebody was answered."""
+
+    call: bytes
+    position: int
+    digest: bytes  # of the history up to there
+
+
+class ActorBook:
+    """What was seen of all actors, from outside."""
+
+    def __init__(self) -> None:
+        self.made: dict[bytes, MadeCall] = {}
+        self.makers: dict[bytes, dict[str, None]] = {}  # actor -> processes that made it
+        self.replies: list[Reply] = []
+        self.looks: dict[bytes, list[tuple[bytes, ...]]] = {}  # actor -> histories as they were read
+
+
+def digest_of(history: list[bytes]) -> bytes:
+    """A short name of a history."""
+    return hashlib.blake2b(b"".join(history), digest_size=8).digest()
+
+
+class ActorSteps:
+    """Part of Frame: making and calling actors."""
+
+    process: p.Process
+    thread: p.Thread
+    context: p.Context
+    env: dict[str, p.Ref]
+
+    def do_actor(self, op: Op) -> p.Code:
+        """Make an actor."""
+        process, context = self.process, self.context
+        spec = m.TaskSpec(
+            process.new_child(), b"actor", "actor", shape=(), max_retries=-1, depth=context.depth, parent=context.task,
+            life=m.ActorLife(checkpoint=CHECKPOINTS[op.number]),
+        )
+        process.begin_parent()
+        process.step(s.Submitted(spec, b"actor"))
+        self.env[op.name] = process.made_ref(context, object_id(spec.id, 0))
+        process.world.actors.makers.setdefault(spec.id, {})[process.address] = None
+        yield from ()
+
+    def do_act(self, op: Op) -> p.Code:
+        """Call an actor."""
+        world = self.process.world
+        assert op.body is not None
+        function, _ = self.function(op.body)
+        index = self.call(op, function)
+        call = child_id(self.context.task, index)
+        actor = task_of(self.env[op.names[0]].oid)
+        world.actors.made[call] = MadeCall(actor, self.context.caller_key, self.context.task, index)
+        yield from ()
+
+    def function(self, body: Body) -> tuple[bytes, bytes]:
+        """Name of a body, under which the world knows it."""
+        raise NotImplementedError
+
+    def do_look(self, op: Op) -> p.Code:
+        """Ask for the whole history."""
+        self.call(op, LOOK)
+        yield from ()
+
+    def call(self, op: Op, function: bytes) -> int:
+        """Submit a call; gives its number among the children."""
+        process, context = self.process, self.context
+        handle, *deps = (self.env[name].to() for name in op.names)
+        nested = tuple(self.env[name].to() for name in op.nested)
+        index = next(context.children)
+        spec = m.TaskSpec(
+            child_id(context.task, index), function, "call", msgspec.msgpack.encode(p.Payload(0, nested)), None,
+            tuple(deps), nested, max_retries=0, depth=context.depth, parent=context.task, actor=handle,
+            caller_key=context.caller_key,
+        )
+        process.begin_parent()
+        process.step(s.Submitted(spec, b""))
+        self.env[op.name] = process.made_ref(context, object_id(spec.id, 0))
+        process.world.tasks_submitted += 1
+        return index
+
+    def do_replies(self, op: Op) -> p.Code:
+        """Read replies: anybody's sight of an actor is written down."""
+        process = self.process
+        for name in op.names:
+            ref = self.env[name]
+            yield from process.wait_ready(self.thread, (ref.oid,), 1)
+            payload = yield from process.load(self.thread, ref.oid)
+            book, call = process.world.actors, task_of(ref.oid)
+            if call in book.made:
+                book.replies.append(Reply(call, payload.number, payload.more[0]))
+            else:
+                book.looks.setdefault(payload.more[0], []).append(payload.more[1:])
+            process.drop(ref)
+
+
+class VirtualActor:
+    """The main thread of an actor's process."""
+
+    def __init__(self, worker: Worker, push: m.PushTask, owner: str, make_frame: type[Frame]) -> None:
+        self.worker = worker
+        self.push = push
+        self.id = push.spec.id
+        self.owner = owner
+        self.make_frame = make_frame
+        self.history: list[bytes] = []
+        self.jobs: deque[c.RunTask | c.SaveState] = deque()
+        self.idle = 0  # the number under which the thread waits for a job
+
+    def take(self, job: c.RunTask | c.SaveState) -> None:
+        """An order of the machine."""
+        self.jobs.append(job)
+        if self.idle:
+            self.worker.wake(self.worker.main, self.idle)
+
+    def live(self) -> p.Code:
+        """Construct or restore, then run calls until the process ends."""
+        worker, push = self.worker, self.push
+        worker.running, worker.running_attempt = self.id, push.attempt
+        worker.step(s.ParentBegan(self.id, self.owner, push.attempt, ()))
+        yield from worker.pause(worker.main, SAVE_S)
+        snapshot = None
+        if push.checkpoint is not None:
+            assert isinstance(push.checkpoint.value, m.Inline)
+            state = STATE.decode(push.checkpoint.value.blob)
+            self.history, snapshot = state.history, state.snapshot
+            worker.step(s.SeqsRestored(self.id, snapshot.seqs))
+        worker.step(HostReady(snapshot))
+        while True:
+            while not self.jobs:
+                self.idle = worker.main.wait = next(worker.numbers)
+                yield
+                self.idle = 0
+            job = self.jobs.popleft()
+            if isinstance(job, c.SaveState):
+                yield from self.save(job.calls)
+            else:
+                yield from self.call(job.push)
+
+    def save(self, calls: int) -> p.Code:
+        """The state between two calls."""
+        worker = self.worker
+        assert worker.executor is not None
+        assert worker.executor.host is not None
+        owner = worker.owner
+        seqs = {actor: seq for (actor, caller), seq in owner.seqs_before.items() if caller == self.id}
+        for actor, target in owner.targets.items():
+            line = target.lines.get(self.id)
+            if line is not None:
+                seqs[actor] = line.next_seq
+        snapshot = worker.executor.host.snapshot(tuple(seqs.items()))
+        blob = msgspec.msgpack.encode(State(list(self.history), snapshot))
+        yield from worker.pause(worker.main, SAVE_S)
+        worker.step(StateSaved(calls, m.Checkpoint(calls, m.Inline(blob)), SAVE_S))
+
+    def call(self, push: m.PushTask) -> p.Code:
+        """As Run.answer_call."""
+        worker, spec = self.worker, push.spec
+        worker.running, worker.running_attempt = spec.id, push.attempt
+        context = worker.context = p.Context(spec.id, self.owner, spec.depth + 1)
+        context.heir = f"{self.owner} {self.id.hex()}"
+        context.caller_key = self.id
+        worker.owner.depth = spec.depth + 1
+        began_s = worker.world.clock.now
+        answer: m.TaskDone | m.TaskFailed
+        try:
+            payload = yield from self.method(push, context)
+            # Inline, since a reply whose copies are gone cannot be made again.
+            value = yield from worker.keep(worker.main, object_id(spec.id, 0), payload, 10, worker.address)
+            error = b""
+        except p.EngineError as raised:
+            error = raised.blob or b"?"
+        worker.drop_all(context)
+        worker.dropped.extend(ref.oid for ref in spec.deps)
+        if worker.dropped:
+            worker.drop_now()
+        held = worker.owner.still_held()
+        run_us = int((worker.world.clock.now - began_s) * 1e6)
+        if error:
+            answer = m.TaskFailed(spec.id, push.attempt, error, "task", False, run_us, held)
+        else:
+            answer = m.TaskDone(spec.id, push.attempt, (value,), run_us, held)
+        worker.running, worker.running_attempt = self.id, self.push.attempt
+        worker.step(CallEnded(spec.id, answer))
+
+    def method(self, push: m.PushTask, context: p.Context) -> Generator[None, Any, p.Payload]:
+        """What the call does, and its reply."""
+        worker, spec = self.worker, push.spec
+        if spec.deps:
+            worker.step(s.InputsGiven(spec.deps, push.values))
+        nested = worker.take_refs(context, spec.nested, b"")
+        if spec.function == LOOK:
+            return p.Payload(len(self.history), (), (self.id, *self.history))
+        self.history.append(spec.id)
+        position, digest = len(self.history) - 1, digest_of(self.history)
+        body = worker.world.bodies[spec.function]
+        frame = self.make_frame(worker, worker.main, context, body)
+        for index, ref in enumerate(spec.deps):
+            yield from frame.take(f"d{index}", ref.oid)
+        frame.env.update({f"n{index}": ref for index, ref in enumerate(nested)})
+        yield from worker.pause(worker.main, body.run_s)
+        yield from frame.ops()
+        return p.Payload(position, (), (digest,))
