@@ -69,7 +69,7 @@ def run(world: World) -> list[str]:
                 pass
         lines = wrong_outcome(world)
         if driver.outcome is not None:
-            lines += wrong_actors(world.actors)
+            lines += wrong_actors(world)
             lines += left_over(world)
     except Broken as broken:
         return [str(broken)]
@@ -110,6 +110,14 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario(
             name="actors_of_tasks", actors=2, own_actors=0.4,
             faults=FaultRates(kill_worker=1.0, kill_actor=1.5, kill_node=0.3), net=NetSettings(loss=0.02),
+        ),
+        Scenario(
+            name="actors_wild", actors=3, unread=0.2,
+            faults=FaultRates(
+                kill_worker=1.0, kill_actor=1.5, kill_head=0.3, freeze_worker=0.5, freeze_node=0.2, cut_host=0.3,
+                spike=0.5,
+            ),
+            net=NetSettings(loss=0.02),
         ),
         Scenario(
             name="all",

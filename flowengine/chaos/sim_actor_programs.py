@@ -8,6 +8,8 @@ from __future__ import annotations
 from random import Random
 from typing import NamedTuple
 
+import msgspec
+
 from .sim_programs import Body, Op
 from .sim_settings import Scenario
 
@@ -77,7 +79,10 @@ class ActorWriter:
                 self.looks(ops, dice.sample(handles, 1))
             else:
                 ops.append(self.act(name, handles, tasks))
-                results.append(name)
+                if dice.random() < self.scenario.unread:
+                    ops[-1] = msgspec.structs.replace(ops[-1], flag=True)
+                else:
+                    results.append(name)
         dice.shuffle(results)
         if results:
             ops.append(Op("replies", names=tuple(results)))

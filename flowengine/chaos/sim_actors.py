@@ -47,6 +47,7 @@ class MadeCall(NamedTuple):
     caller: bytes  # an actor, or a task
     parent: bytes  # the call or task whose code made it
     number: int  # among the children of its parent
+    awaited: bool
 
 
 class Reply(NamedTuple):
@@ -101,7 +102,9 @@ class ActorSteps:
         index = self.call(op, function)
         call = child_id(self.context.task, index)
         actor = task_of(self.env[op.names[0]].oid)
-        world.actors.made[call] = MadeCall(actor, self.context.caller_key, self.context.task, index)
+        world.actors.made[call] = MadeCall(actor, self.context.caller_key, self.context.task, index, not op.flag)
+        if op.flag:
+            self.process.drop(self.env[op.name])
         yield from ()
 
     def function(self, body: Body) -> tuple[bytes, bytes]:

@@ -44,6 +44,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     run_s: float = 0.05  # mean run time of a task
     actors: int = 0  # at most so many in a program; 0: it is one of tasks and objects
     own_actors: float = 0.0  # share of tasks that make an actor
+    unread: float = 0.0  # share of calls whose reply nobody reads
     flat: bool = False  # all tasks are alike and independent: for measuring
     faults: FaultRates = FaultRates()
     faults_until_s: float = 3.0

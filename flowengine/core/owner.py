@@ -430,7 +430,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
             return
         task.why_unwanted = self.cancelled_error(task, force)
         if task.state is not State.SENT:
-            self.end_later(task, m.Failed(task.why_unwanted, "cancelled"))
+            if not self.actor_cancelled(task):
+                self.end_later(task, m.Failed(task.why_unwanted, "cancelled"))
             return
         task.wanted = False
         task.forced = task.forced or force

@@ -28,6 +28,10 @@ class ActorRules(CallRules):
 
     def actor_made(self, task: Task) -> None:
         """User code made an actor: its task waits for a process of its own."""
+        former = self.targets.pop(task.spec.id, None)
+        if former is not None:
+            former.error = former.error or self.actor_error(former.name, "the task that made it runs again", "")
+            self.target_died(former)  # of the actor that an earlier run of its maker made
         self.made[task.spec.id] = Made(task)
         self.counters["actors_started"] += 1
         self.counters["actors_alive"] += 1
@@ -173,6 +177,14 @@ class ActorRules(CallRules):
             return
         made.ending = event.reason
         self.actor_ends(made, self.actor_error(task.spec.name, event.reason, "nothing: it stays dead"))
+
+    def actor_cancelled(self, task: Task) -> bool:
+        """Whether the cancelled task is an actor, which ends before it began; who called it hears of that."""
+        made = self.made.get(task.spec.id)
+        if made is None:
+            return False
+        self.actor_ends(made, task.why_unwanted)
+        return True
 
     def actor_unneeded(self, task: Task) -> bool:
         """No handle and no call is left: the actor ends, unless it is detached."""

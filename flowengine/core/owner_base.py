@@ -287,6 +287,10 @@ class OwnerBase(ABC):
         """The actor's process is dead."""
 
     @abstractmethod
+    def actor_cancelled(self, task: Task) -> bool:
+        """Whether the cancelled task is an actor, which ends before it began."""
+
+    @abstractmethod
     def actor_unneeded(self, task: Task) -> bool:
         """No handle and no call is left: the actor ends, unless it is detached."""
 

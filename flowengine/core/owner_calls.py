@@ -114,7 +114,7 @@ class CallRules(OwnerBase):
         for made in self.made.values():
             if made.watchers.pop(address, "") is None and made.state == "alive":
                 self.send(made.worker, m.CallerGone(made.task.spec.id, address))
-        for target in self.targets.values():
+        for target in list(self.targets.values()):
             if target.owner == address and target.state != "dead":
                 self.maker_died(target)
                 self.target_died(target)

@@ -65,7 +65,7 @@ class RefRules(OwnerBase):
         for ref, value in zip(event.refs, event.values, strict=True):
             obj = self.known(ref)
             obj.local += 1
-            if obj.owner and obj.value is None:
+            if obj.owner and obj.value is None and type(value) is not m.Pending:  # lost since: it is asked for
                 self.set_value(obj, value, "")
 
     def ref_found(self, event: s.RefFound, sender: str) -> None:
@@ -144,8 +144,11 @@ class RefRules(OwnerBase):
         if obj.lineage > 0:
             return
         del self.objects[obj.oid]
-        if task is not None and task.spec.life is not None:
-            self.forget_actor(task.spec.id)
+        actor = obj.oid[:TASK_ID_BYTES]
+        if actor in self.made:
+            self.forget_actor(actor)
+        elif actor in self.targets:
+            self.target_gone(actor)  # its maker is dead
         self.forget_borrowers(obj)
         obj.task = None
         self.drop_elsewhere(obj)

@@ -286,3 +286,33 @@ def test_a_generator_that_is_asked_for_again_is_whole_or_an_error(kept, kinds):
     kit.sent.clear()
     kit.come(call(A, 0))
     assert [type(said) for _, said in kit.sent if not isinstance(said, m.CallsCovered)] == kinds
+
+
+def test_what_may_have_begun_runs_first_when_an_actor_comes_back():
+    kit = Kit(2, recorded_by(A)).ready()
+    kit.tell(m.CallersKnown(ACTOR, ("at-a", "at-b"))).come(call(B, 0), call(A, 0, seen=True), call(A, 1))
+    kit.tell(m.CallsResent(ACTOR), "at-b").tell(m.CallsResent(ACTOR), "at-a").end()
+    assert kit.ran == [(A, 0), (A, 1), (B, 0)]  # the second may have called others, though nobody has its reply
+
+
+def test_every_process_that_made_a_call_is_answered():
+    kit = Kit().ready().come(call(A, 0), call(B, 0))
+    for push in (call(A, 0), call(B, 0)):  # one runs, one waits
+        kit.host.call_came(push, "at-their-next-run")
+    kit.end().tell(m.TurnsKept(ACTOR, 1))
+    assert [kit.answered(to) for to in ("at-a", "at-b", "at-their-next-run")] == [1, 1, 2]
+
+
+def test_who_keeps_a_call_does_not_take_its_reply():
+    kit = Kit().come(call(A, 0))
+    kit.host.call_came(call(A, 0, seen=True), OWNER)
+    kit.ready().end().tell(m.TurnsKept(ACTOR, 0))
+    assert kit.answered("at-a") == 1
+
+
+def test_a_call_that_begins_after_its_caller_has_died_goes_to_the_owner_too():
+    kit = Kit().ready().come(call(A, 0), call(B, 0)).tell(m.CallerGone(ACTOR, "at-b"))
+    assert not any(isinstance(said, m.CallsKept) for _, said in kit.sent)
+    kit.end()
+    kept = [said for to, said in kit.sent if to == OWNER and isinstance(said, m.CallsKept)]
+    assert [push.spec.caller_key for push in kept[0].calls] == [B]

@@ -5,7 +5,8 @@ import pytest
 
 from flowengine.chaos.sim import SCENARIOS, simulate, story_of
 
-SEEDS = (("calm", 20), ("workers", 60), ("copies", 40), ("spill", 20), ("nodes", 40), ("all", 40))
+SEEDS = (("calm", 20), ("workers", 60), ("copies", 40), ("spill", 20), ("nodes", 40), ("all", 40),
+         ("actors_calm", 20), ("actors", 60), ("actors_all", 40), ("actors_of_tasks", 40), ("actors_wild", 20))
 CHUNK = 20
 RUNS = [(name, first) for name, count in SEEDS for first in range(0, count, CHUNK)]
 
@@ -30,6 +31,18 @@ TELLING = (
     ("all", 4173),      # and so did one that the owner itself could not have
     ("nodes", 4139),    # inputs of a task that was forgotten when a dead owner's object was adopted
     ("all", 262),       # two owners of one object freed each other's copies
+    ("actors_calm", 2),   # a call was sent as a task behind the task whose result it needed
+    ("actors_calm", 6),   # a caller that got another handle numbered its calls anew; a dead actor's calls stayed pinned
+    ("actors", 6),        # a call that had called others ran after another caller's when its actor came back
+    ("actors", 11),       # a checkpoint forgot the numbers of calls by a handle that was let go
+    ("actors", 86),       # a call that two runs of its caller made was answered to one of them
+    ("actors", 87),       # calls of a task that would run again were taken back when its maker died
+    ("actors", 429),      # an owner counted a borrower twice that kept a call once
+    ("actors_all", 200),  # an actor waited for a caller that had been dead when it first asked for it
+    ("actors_wild", 86),  # a caller that lost its actor's maker kept a note of the actor for good
+    ("actors_all", 1003), # and so did the maker, of an actor that had died
+    ("actors_of_tasks", 475),  # who called an actor that was cancelled before it began waited for ever
+    ("actors_all", 422),  # a call that was kept held its actor alive by an input that it had with it
 )
 
 
