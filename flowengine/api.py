@@ -220,7 +220,7 @@ def get(refs: Any, timeout: float | None = None, copy: bool = False) -> Any:
     """
     limit_s = checked_timeout(timeout)
     if isinstance(refs, ObjectRef):
-        return checked(refs).get([refs], limit_s, copy)[0]
+        return checked(refs).get_one(refs, limit_s, copy)
     found = checked_refs(refs)
     if not found:
         return []

@@ -335,6 +335,8 @@ def pack(value: object) -> Packed:
     """Pickle a value or raise SerializationError; the buffers are still the caller's own memory until written."""
     if isinstance(value, (bytes, bytearray)) and type(value) in _LONG_KINDS and len(value) >= LONG_BYTES:
         value = _Raw(value)
+    if type(value) is np.ndarray and value.flags.c_contiguous and value.size and value.dtype.kind in "biufc":
+        return _pack_array(value)
     if _is_plain(value):
         payload = pickle.dumps(value, 5)
         return Packed(payload, [], [], STORED_TOC_OFFSET + len(payload))
@@ -348,6 +350,14 @@ def pack(value: object) -> Packed:
         raise SerializationError(f"cannot be pickled: {explain_unpicklable(value)} ({reason})") from error
     finally:
         _collector.refs = outer
+
+
+def _pack_array(array: np.ndarray[Any, Any]) -> Packed:
+    """A plain array needs no pickle: what it is, and its bytes. Readers tell by the first byte of the payload."""
+    payload = msgspec.msgpack.encode((array.dtype.str, array.shape))
+    packed = Packed(payload, [array.reshape(-1).view(np.uint8).data], [], 0)
+    packed.nbytes = layout_bytes(packed)
+    return packed
 
 
 def _pack_any(value: object) -> Packed:
@@ -462,6 +472,10 @@ def write_object(view: memoryview, packed: Packed, name: bytes) -> None:
             copy_buffer(target, buffer)
 
 
+_ARRAY: msgspec.msgpack.Decoder[tuple[str, tuple[int, ...]]] = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...]])
+_TOC: msgspec.msgpack.Decoder[tuple[int, list[int]]] = msgspec.msgpack.Decoder(tuple[int, list[int]])
+
+
 def _header(view: memoryview) -> tuple[int, int, int, int]:
     if len(view) < HEADER_BYTES:
         raise ValueError(f"{len(view)} bytes are too few for an object")
@@ -480,6 +494,15 @@ def object_name(view: memoryview) -> bytes:
     return bytes(view[HEADER_BYTES : HEADER_BYTES + name_bytes])
 
 
+def named_bytes(view: memoryview, name: bytes) -> int:
+    """The true size of the object in the view if it has this name, else 0."""
+    try:
+        name_bytes, _, _, total_bytes = _header(view)
+    except ValueError:
+        return 0
+    return total_bytes if view[HEADER_BYTES : HEADER_BYTES + name_bytes] == name else 0
+
+
 def object_bytes(view: memoryview) -> int:
     """The true size of the object in the view, which may be longer; ValueError if the view holds none."""
     return _header(view)[3]
@@ -494,7 +517,7 @@ def read_packed_parts(view: memoryview) -> tuple[memoryview, list[memoryview]]:
     if toc_bytes == 0:
         return view[toc_offset:total_bytes], []
     payload_at = toc_offset + toc_bytes
-    payload_bytes, lengths = msgspec.msgpack.decode(view[toc_offset:payload_at], type=tuple[int, list[int]])
+    payload_bytes, lengths = _TOC.decode(view[toc_offset:payload_at])
     offsets, _ = _place(payload_at, payload_bytes, lengths)
     buffers = [view[at : at + length] for at, length in zip(offsets, lengths, strict=True)]
     return view[payload_at : payload_at + payload_bytes], buffers
@@ -505,6 +528,9 @@ def read_object(view: memoryview, copy: bool = False) -> object:
     payload, buffers = read_packed_parts(view)
     if copy:
         buffers = [_writable_copy(buffer) for buffer in buffers]
+    if payload[0] != PICKLE_TAG:
+        dtype, shape = _ARRAY.decode(payload)
+        return np.frombuffer(buffers[0], dtype).reshape(shape)
     return pickle.loads(payload, buffers=buffers)
 
 

@@ -118,7 +118,7 @@ class Segments:
 
     def path(self, name: str) -> str:
         """Where the object of that name lies; ValueError if the name could leave the folder or hide in it."""
-        if not name or name[0] == "." or "/" in name or "\0" in name:
+        if not name.isalnum() and (not name or name[0] == "." or "/" in name or "\0" in name):
             raise ValueError(f"{name!r} cannot name an object")
         return f"{self.folder}/{name}"
 
@@ -250,9 +250,11 @@ class Segments:
                 continue
             finally:
                 os.close(descriptor)
-            if codec.object_name(memoryview(mapping)) == name.encode():
+            view = memoryview(mapping)
+            nbytes = codec.named_bytes(view, name.encode())
+            if nbytes:
                 self._readings[name] = mapping
-                return self._exactly(mapping)
+                return view[:nbytes]
         return None
 
     @staticmethod
@@ -274,7 +276,7 @@ class Segments:
             head = memoryview(os.pread(descriptor, codec.STORED_TOC_OFFSET, 0))
         finally:
             os.close(descriptor)
-        return codec.object_bytes(head) if codec.object_name(head) == name.encode() else None
+        return codec.named_bytes(head, name.encode()) or None
 
     # -------------------------------------------------------------------------------------------------------- freeing
 

@@ -42,8 +42,7 @@ from flowengine.runtime.values import Unbroken, Values, drop_state
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.1
-HEAD_AGAIN_S = 0.1
+TICK_S = 0.1  # between looks at what was dropped
 
 
 class Session:
@@ -379,6 +378,12 @@ class Session:
         load = self.values.load
         return [load(oid, copy, deadline) for oid in oids]
 
+    def get_one(self, ref: ObjectRef, timeout: float | None, copy: bool) -> Any:
+        """The value of one reference, by the shortest way when it is there."""
+        if self.owner.value_of(ref.oid) is None:
+            return self.get([ref], timeout, copy)[0]
+        return self.values.load(ref.oid, copy, None if timeout is None else time.monotonic() + timeout)
+
     def time_is_over(self, oids: Sequence[bytes], timeout: float | None) -> None:
         """Raise GetTimeout saying what each object waits for; an error that is there already is told instead."""
         pending = [oid for oid in oids if self.owner.value_of(oid) is None]
@@ -463,7 +468,7 @@ class Session:
             except FlowError:
                 if self.closed or time.monotonic() > end:
                     raise
-            time.sleep(HEAD_AGAIN_S)
+            time.sleep(TICK_S)
             self.endpoint.forgive(self.head)
 
     def answer(self, peer: str, question: m.Asked) -> None:

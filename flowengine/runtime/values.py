@@ -76,13 +76,15 @@ class Values:
             value = session.owner.value_of(oid)
             kind = type(value)
             if kind is m.Inline:
-                return self.unpacked(oid, value.blob, None, copy)
+                read = self.unpacked if value.contained else self.plain
+                return read(oid, value.blob, None, copy)
             if kind is m.Failed:
                 raise self.unpacked_error(oid, value)
             if kind is m.Stored:
                 view = session.values.segments.open(oid.hex())  # the node may have been started again meanwhile
                 if view is not None:
-                    return self.unpacked(oid, b"", view, copy)
+                    read = self.unpacked if value.contained else self.plain
+                    return read(oid, b"", view, copy)
             session.check_open()
             if oid not in session.owner.objects:
                 raise EngineBug(f"object {short(oid)} is read though nothing refers to it")
@@ -104,16 +106,19 @@ class Values:
         before = getattr(local, "via", b"")
         local.via = oid
         try:
-            if view is not None:
-                return codec.read_object(view, copy)
-            return codec.from_inline(blob, copy)
+            return self.plain(oid, blob, view, copy)
+        finally:
+            local.via = before
+
+    def plain(self, oid: bytes, blob: bytes, view: memoryview | None, copy: bool = False) -> Any:
+        """Unpickle a value without references inside."""
+        try:
+            return codec.from_inline(blob, copy) if view is None else codec.read_object(view, copy)
         except FlowError:
             raise
         except Exception as error:
             name = f"reading {short(oid)}" if oid else "reading arguments"
             raise TaskError.wrap(error, traceback_text(error), name) from error
-        finally:
-            local.via = before
 
     # --- in ---------------------------------------------------------------------------------------
 
