@@ -149,6 +149,8 @@ def pack_call(plan: Packs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
         args = tuple([slot(arg) if isinstance(arg, ObjectRef) else arg for arg in args])
     if kwargs and any(isinstance(arg, ObjectRef) for arg in kwargs.values()):
         kwargs = {name: slot(arg) if isinstance(arg, ObjectRef) else arg for name, arg in kwargs.items()}
+    if not kwargs and len(deps) == len(args):
+        return plan.spec(b"", None, tuple(deps), ()), None  # nothing but references, each once
     try:
         packed = codec.pack((args, kwargs))
     except SerializationError as error:

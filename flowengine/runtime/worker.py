@@ -43,7 +43,7 @@ from flowengine.runtime.forks import end_fork, guard_forks
 from flowengine.runtime.node_workers import DEADLINE_BYTES, NAME_BYTES, RUNNING_BYTES
 from flowengine.runtime.session import Session
 from flowengine.runtime.settings import WorkerSettings
-from flowengine.slots import Slot, fill_slots
+from flowengine.slots import fill_slots
 
 FUNCTIONS_KEPT_MAX = 1_000
 INTERRUPT_SIGNAL = signal.SIGUSR1
@@ -373,18 +373,31 @@ class Run:
         spec, push, session = self.spec, self.push, self.session
         if not spec.args and not push.values:
             return (), {}
-        refs = spec.deps if spec.args_object is None else (*spec.deps, spec.args_object)
-        if refs:
-            session.step(s.InputsGiven(refs, push.values))
-            self.given = tuple([ref.oid for ref in refs])
-        values = [session.values.load(ref.oid) for ref in refs]
+        values = self.inputs() if push.values else []
         if spec.args_object is not None:
             args, kwargs = values.pop()
         elif spec.args:
             args, kwargs = session.values.unpacked(b"", spec.args, None)
         else:
-            args, kwargs = tuple([Slot(0)]), {}
+            return tuple(values), {}  # nothing but references, in their order
         return fill_slots(args, kwargs, values)
+
+    def inputs(self) -> list[Any]:
+        """The values of the references; what is small and refers to nothing is at hand, the rest is looked after."""
+        spec, push, session = self.spec, self.push, self.session
+        refs = spec.deps if spec.args_object is None else (*spec.deps, spec.args_object)
+        at_hand = [type(value) is m.Inline and not value.contained for value in push.values]
+        if not all(at_hand):
+            rest = [pair for pair, here in zip(zip(refs, push.values, strict=True), at_hand, strict=True) if not here]
+            session.step(s.InputsGiven(tuple([ref for ref, _ in rest]), tuple([value for _, value in rest])))
+            self.given = tuple([ref.oid for ref, _ in rest])
+        found = []
+        for ref, value, here in zip(refs, push.values, at_hand, strict=True):
+            if here:
+                found.append(session.values.plain(ref.oid, value.blob, None))  # type: ignore[union-attr]
+            else:
+                found.append(session.values.load(ref.oid))
+        return found
 
     def pack(self, result: Any) -> tuple[m.Value, ...]:
         spec = self.spec
