@@ -20,8 +20,33 @@ DISK_S = 0.005
 SIGTERM = 15
 
 
-class SimNode(Peer):
+class Server(Peer):
+    """A process that is one machine behind a door."""
+
+    world: World
+    machine: Any
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self.execute(self.machine.start(self.world.clock.now))
+
+    def step(self, event: m.Message, sender: str = "") -> None:
+        """One event through the door."""
+        world = self.world
+        if world.trace is not None:
+            world.tell(self.address, sender, event)
+        self.execute(self.machine.handle(event, world.clock.now, sender))
+        world.check(self.machine, self.address, event)
+
+    def execute(self, commands: list[c.Command]) -> None:
+        """Carry out."""
+        raise NotImplementedError
+
+
+class SimNode(Server):
     """A node process and its host's store."""
+
+    machine: Node
 
     def __init__(self, world: World, address: str, node_id: str) -> None:
         super().__init__(address, f"host-{node_id}", forgiving=True)
@@ -48,18 +73,6 @@ class SimNode(Peer):
             c.PullObject: self.do_pull,
             c.RemoveObject: self.do_remove,
         }
-
-    def start(self) -> None:
-        """Begin to serve."""
-        self.execute(self.machine.start(self.world.clock.now))
-
-    def step(self, event: m.Message, sender: str = "") -> None:
-        """One event through the door."""
-        world = self.world
-        if world.trace is not None:
-            world.tell(self.address, sender, event)
-        self.execute(self.machine.handle(event, world.clock.now, sender))
-        world.check(self.machine, self.address, event)
 
     def execute(self, commands: list[c.Command]) -> None:
         """Carry out."""
@@ -181,26 +194,16 @@ class SimNode(Peer):
             self.memory.pop(command.oid, None)
 
 
-class SimHead(Peer):
+class SimHead(Server):
     """The head process; its journal is the world's."""
+
+    machine: Head
 
     def __init__(self, world: World) -> None:
         super().__init__(world.head_address, "host-head", forgiving=True)
         self.world = world
         settings = HeadSettings(world.head_address, "session", "", 1)
         self.machine = Head(settings, world.scenario.config, world.rows)
-
-    def start(self) -> None:
-        """Begin to serve."""
-        self.execute(self.machine.start(self.world.clock.now))
-
-    def step(self, event: m.Message, sender: str = "") -> None:
-        """One event through the door."""
-        world = self.world
-        if world.trace is not None:
-            world.tell(self.address, sender, event)
-        self.execute(self.machine.handle(event, world.clock.now, sender))
-        world.check(self.machine, self.address, event)
 
     def execute(self, commands: list[c.Command]) -> None:
         """Carry out: rows are written before what is sent after them."""

@@ -13,7 +13,7 @@ from typing import Any
 from . import commands as c
 from . import messages as m
 from . import owner_state as s
-from .ids import TASK_ID_BYTES, object_id, task_of
+from .ids import TASK_ID_BYTES, object_id
 from .owner_base import OwnerBase
 from .owner_state import Obj, State, Task
 
@@ -499,7 +499,3 @@ class RefRules(OwnerBase):
         """The value as far as it is known here, or None. Safe from any thread."""
         obj = self.objects.get(oid)
         return None if obj is None else obj.value
-
-    def maker_of(self, oid: bytes) -> Task | None:
-        """The task that makes the object, when it is ours."""
-        return self.tasks.get(task_of(oid))

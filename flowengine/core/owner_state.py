@@ -250,10 +250,6 @@ class Parent(msgspec.Struct):
 # --- events that only this process's shell gives --------------------------------------------------
 
 
-class LocalEvent(Message, frozen=True):
-    """Said by the shell to its own Owner."""
-
-
 class Submitted(Message, frozen=True):
     """User code called a remote function."""
 
