@@ -1,7 +1,7 @@
 """flowengine: graphs of tasks that grow while they run, and survive the loss of any process."""
 
 from . import chaos, scheduling
-from .actors import ActorClass, ActorHandle, exit_actor, get_actor, kill
+from .actors import ActorClass, ActorHandle, current_actor, exit_actor, get_actor, kill
 from .api import (
     RuntimeContext,
     Session,
@@ -11,6 +11,7 @@ from .api import (
     cluster_resources,
     commit,
     context,
+    explain,
     free,
     get,
     init,
@@ -20,6 +21,7 @@ from .api import (
     put,
     record,
     remote,
+    replay,
     rng,
     shutdown,
     stats,
@@ -38,6 +40,7 @@ from .errors import (
     CollectiveMismatch,
     CollectiveTimeout,
     ConfigError,
+    Deadlock,
     EngineBug,
     FlowError,
     GetTimeout,
@@ -46,6 +49,7 @@ from .errors import (
     MemberLost,
     ObjectLost,
     OutOfDisk,
+    ReplayDiverged,
     SerializationError,
     StaleSession,
     StoreFull,
@@ -73,6 +77,7 @@ __all__ = [
     "CollectiveTimeout",
     "Config",
     "ConfigError",
+    "Deadlock",
     "EngineBug",
     "FlowError",
     "GetTimeout",
@@ -84,6 +89,7 @@ __all__ = [
     "ObjectRef",
     "OutOfDisk",
     "RemoteFunction",
+    "ReplayDiverged",
     "RuntimeContext",
     "SerializationError",
     "Session",
@@ -104,7 +110,9 @@ __all__ = [
     "cluster_resources",
     "commit",
     "context",
+    "current_actor",
     "exit_actor",
+    "explain",
     "free",
     "get",
     "get_actor",
@@ -116,6 +124,7 @@ __all__ = [
     "put",
     "record",
     "remote",
+    "replay",
     "rng",
     "scheduling",
     "shutdown",

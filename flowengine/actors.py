@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,6 +20,8 @@ from .refs import Current, ObjectRef, checked, current_session
 if TYPE_CHECKING:
     from .runtime.session import Session
 
+MADE_S_MAX = 1.0  # from the entry of a name to the news that its actor is made
+OPERATORS = ("__call__", "__contains__", "__delitem__", "__getitem__", "__len__", "__setitem__")  # are methods as well
 METHOD_OPTIONS = ("num_returns", "timeout_s", "name")
 
 
@@ -28,8 +32,8 @@ class ActorClass:
         self._class = cls
         self._options = options
         self._plan: Plan | None = None
-        self.__doc__ = cls.__doc__
         self.__name__ = cls.__name__
+        functools.update_wrapper(self, cls, updated=())  # text and signature are those of the class
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise BadType(f"{self.__name__} is a remote class: call {self.__name__}.remote(...)")
@@ -42,11 +46,16 @@ class ActorClass:
         """Make an actor; its constructor runs in its own process. With a name that is taken: BadValue."""
         session = Current.session or start_default()
         options = self._options
+        if options.get_if_exists and not options.name:
+            raise BadValue("get_if_exists needs the name of the actor")
         if options.name and options.get_if_exists:
             try:
-                return get_actor(options.name)
+                found = get_actor(options.name)
             except ActorNotFound:
                 pass  # then it is made
+            else:
+                session.context.new_child()  # a run that comes again counts on from here, whether it finds it or not
+                return found
         plan = self._plan
         if plan is None or plan.session is not session:
             plan = self._plan = Plan(session, self._class, options.task, self.__name__)
@@ -57,8 +66,13 @@ class ActorClass:
         )
         check_promise(self.__name__, life)
         shape = tuple((name, amount) for name, amount in spec.shape if name != "CPU")
-        spec = msgspec.structs.replace(spec, life=life, num_returns=1, shape=shape, name=self.__name__, max_retries=-1)
-        ref = ObjectRef(session, object_id(spec.id, 0), session.address, session.heir())
+        context = session.context
+        spec = msgspec.structs.replace(
+            spec, life=life, num_returns=1, shape=shape, name=self.__name__, max_retries=-1,
+            caller_key=context.caller_key,
+        )  # fmt: skip
+        owner = context.driver.partition(" ")[0] or session.address
+        ref = ObjectRef(session, object_id(spec.id, 0), owner, m.HANDLE)
         handle = ActorHandle(ref, self.__name__, methods_of(self._class))
         if options.name and not claim(session, options.name, handle, spec):
             if options.get_if_exists:
@@ -67,6 +81,9 @@ class ActorClass:
         session.submit(spec, plan.blob)
         del held
         return handle
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return (self._class,)  # who inherits from a remote class inherits from the class
 
     def __repr__(self) -> str:
         return f"ActorClass({self.__name__})"
@@ -104,22 +121,28 @@ def methods_of(cls: type) -> tuple[str, ...]:
     return tuple(
         name
         for name, member in found
-        if not name.startswith("__") and (callable(member) or isinstance(member, staticmethod | classmethod))
+        if (not name.startswith("__") or name in OPERATORS)
+        and (callable(member) or isinstance(member, staticmethod | classmethod))
     )
 
 
 class ActorHandle:
     """A reference to an actor; its attributes are methods: a.method.remote(...). It ends with the last handle."""
 
+    __slots__ = ("__weakref__", "_methods", "_name", "_ref")
+
     def __init__(self, ref: ObjectRef, name: str, methods: tuple[str, ...]) -> None:
         self._ref = ref
         self._name = name
-        self._methods = dict.fromkeys(methods)
+        self._methods: dict[str, CallPlan | None] = dict.fromkeys(methods)
 
     def __getattr__(self, name: str) -> ActorMethod:
-        if name.startswith("__") or name not in self._methods:
+        if name not in self._methods:
             raise AttributeError(f"actor {self._name} has no method {name!r}; it has {', '.join(self._methods)}")
         return ActorMethod(self, name, DEFAULTS)
+
+    def __dir__(self) -> list[str]:
+        return ["actor_id", *self._methods]
 
     @property
     def actor_id(self) -> str:
@@ -165,9 +188,13 @@ class ActorMethod:
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Submit one call; calls of one caller run in the order of their submission."""
-        handle, options = self._handle, self._options
+        handle = self._handle
         session = checked(handle._ref)
-        plan = CallPlan(session, handle, self._name, options)
+        plan = handle._methods[self._name] if self._options is DEFAULTS else None
+        if plan is None or plan.session is not session:
+            plan = CallPlan(session, handle, self._name, self._options)
+            if self._options is DEFAULTS:
+                handle._methods[self._name] = plan
         spec, held = pack_call(plan, args, kwargs) if args or kwargs else (plan.spec(b"", None, (), ()), None)
         session.submit(spec, None)
         del held
@@ -175,25 +202,24 @@ class ActorMethod:
 
 
 class CallPlan:
-    """What pack_call needs to know about a call."""
+    """What the calls of a method with the same options through one handle share."""
 
     def __init__(self, session: Session, handle: ActorHandle, method: str, options: TaskOptions) -> None:
         self.session = session
         self.actor = handle._ref.to()
-        self.method = method
+        self.method = method.encode()
         self.name = options.name or f"{handle._name}.{method}"
-        self.options = options
+        self.num_returns = STREAM if options.num_returns == "stream" else int(options.num_returns)
+        self.timeout_s = options.timeout_s or 0.0
 
     def spec(
         self, args: bytes, whole: m.RefTo | None, deps: tuple[m.RefTo, ...], nested: tuple[m.RefTo, ...]
     ) -> m.TaskSpec:
         """The entry of the call."""
-        session, options = self.session, self.options
-        context = session.context
+        context = self.session.context
         return m.TaskSpec(
-            session.new_child(), self.method.encode(), self.name, args, whole, deps, nested,
-            STREAM if options.num_returns == "stream" else int(options.num_returns), (), (), 0, b"",
-            options.timeout_s or 0.0, 0.0, context.depth, context.task, self.actor, context.caller_key,
+            context.new_child(), self.method, self.name, args, whole, deps, nested, self.num_returns, (), (), 0, b"",
+            self.timeout_s, 0.0, context.depth, context.task, self.actor, context.caller_key,
         )
 
 
@@ -204,22 +230,32 @@ def claim(session: Session, name: str, handle: ActorHandle, spec: m.TaskSpec) ->
     entry = [spec.id.hex(), blob, ref.oid, ref.owner, ref.heir]
     while not session.ask_head("name.claim", [name, entry]):
         known = session.ask_head("name.get", name)
-        if known is not None and not is_gone(session, known[3]):
+        if known is not None and not is_gone(session, known[2], known[3]):
             return False
-        if known is not None:  # its maker has died with it, and could not give the name back
+        if known is not None:  # its program has died with it, and could not give the name back
             session.ask_head("name.drop", [name, known[0]])
     return True
 
 
-def is_gone(session: Session, owner: str) -> bool:
-    """Whether the process that made an actor does not answer any more."""
-    if owner == session.address:
-        return False
-    try:
-        session.ask(owner, "alive", scope="local", timeout_s=session.config.suspect_after_s)
-    except FlowError:
-        return owner in session.owner.dead
+def is_gone(session: Session, oid: bytes, owner: str) -> bool:
+    """Whether a named actor's program has ended, or whoever entered the name has died before it made the actor."""
+    actor = oid[:TASK_ID_BYTES]
+    end = time.monotonic() + MADE_S_MAX
+    while not is_known(session, actor, owner):
+        if time.monotonic() > end or owner in session.owner.dead:
+            return True
+        time.sleep(MADE_S_MAX / 20)
     return False
+
+
+def is_known(session: Session, actor: bytes, owner: str) -> bool:
+    """Whether the actor's owner has it, or may have it and does not answer."""
+    if owner == session.address:
+        return session.owner.has_actor(actor)
+    try:
+        return bool(session.ask(owner, "actor_known", actor, scope="local", timeout_s=session.config.suspect_after_s))
+    except FlowError:
+        return owner not in session.owner.dead
 
 
 def get_actor(name: str) -> ActorHandle:
@@ -231,11 +267,22 @@ def get_actor(name: str) -> ActorHandle:
     if entry is None:
         raise ActorNotFound(f"there is no actor with the name {name!r}")
     _, blob, oid, owner, heir = entry
-    if is_gone(session, owner):
-        raise ActorNotFound(f"there is no actor with the name {name!r}: the process that made it is dead")
+    if is_gone(session, oid, owner):
+        raise ActorNotFound(f"there is no actor with the name {name!r}: the program that made it has ended")
     found: Any = codec.from_inline(blob)
     class_name, methods = found
     return ActorHandle(session.ref_found(oid, owner, heir), class_name, methods)
+
+
+def current_actor() -> ActorHandle:
+    """Inside of an actor: a handle of itself, to be passed to others."""
+    session = current_session()
+    kind = session.actor_kind
+    if kind is None:
+        raise UsageError("current_actor is for code of actors")
+    actor, owner = session.actor_home()
+    ref = session.ref_found(object_id(actor, 0), owner, m.HANDLE)
+    return ActorHandle(ref, kind.__name__, methods_of(kind))
 
 
 def kill(actor: ActorHandle, restart: bool = False) -> None:

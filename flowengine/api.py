@@ -14,16 +14,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
 
 from . import asking
-from .actors import actor_class
+from .actors import ActorHandle, actor_class
 from .config import Config, from_environment, make_config
 from .core import owner_state as s
-from .errors import AlreadyInitialized, BadType, BadValue, FlowError
+from .core.ids import TASK_ID_BYTES
+from .errors import AlreadyInitialized, BadType, BadValue, FlowError, UsageError
 from .functions import RemoteFunction, remote_function, start_default
 from .objects import codec
 from .options import real, resource_amounts, whole
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 STORE_BYTES_MIN = 1 << 20
 STORE_ROOT = "/dev/shm"
+FILE_URL = "file://"
 SHARED_MEMORY_FRACTION = 0.9  # of what the host has of it, at most for the store
 Placement = Any
 
@@ -85,7 +87,8 @@ def init(
     """Start an engine on this machine, or join a cluster (address: its connection file).
 
     num_workers: worker processes, one CPU each (default: the CPUs of this machine). object_store_bytes: shared memory
-    for values (default: 30 % of the machine's). state_dir: where spilled and durable values go.
+    for values (default: 30 % of the machine's). state_dir: where spilled and durable values and large checkpoints go;
+    a URL that fsspec knows takes the latter two, the rest then stays in the default folder.
     Raises AlreadyInitialized in a program that has a session; inside of a task it returns the worker's session.
     """
     if Current.session is not None:
@@ -142,7 +145,7 @@ def driver_settings(
     # A container may have far less shared memory than memory: beyond it values are spilled, not refused.
     room = os.statvfs(STORE_ROOT)
     store_bytes = max(STORE_BYTES_MIN, min(store_bytes, int(room.f_blocks * room.f_frsize * SHARED_MEMORY_FRACTION)))
-    folder = os.path.abspath(state_dir) if state_dir is not None else default_state_dir()
+    folder, durable_url = state_places(state_dir)
     check_folder(folder)
     total = (("CPU", float(count)), ("memory", float(memory_bytes)), *custom)
     return DriverSettings(
@@ -151,9 +154,28 @@ def driver_settings(
         num_workers=count,
         store_limit_bytes=store_bytes,
         state_dir=folder,
+        durable_url=durable_url,
         secret=secrets.token_bytes(32),
         log_to_driver=bool(log_to_driver),
     )
+
+
+def state_places(state_dir: str | os.PathLike[str] | None) -> tuple[str, str]:
+    """The local folder, and the URL of the storage for what must outlive processes; raises BadValue if it is no use."""
+    given = os.fspath(state_dir) if state_dir is not None else default_state_dir()
+    folder = local_folder(given)
+    if "://" not in given or given.startswith(FILE_URL):
+        return folder, FILE_URL + folder
+    from .recovery import durable
+
+    durable.check(given)
+    return folder, given.rstrip("/")
+
+
+def local_folder(state_dir: str) -> str:
+    """What has to be on this host: the folder itself, or for a URL of anything else the default one."""
+    given = state_dir.removeprefix(FILE_URL)
+    return os.path.abspath(given) if "://" not in given else default_state_dir()
 
 
 def check_folder(folder: str) -> None:
@@ -225,6 +247,11 @@ def get(refs: Any, timeout: float | None = None, copy: bool = False) -> Any:
     if not found:
         return []
     return checked(found[0]).get(found, limit_s, copy)
+
+
+def driver_of(session: Session) -> DriverSession:
+    """What is behind the session of a program."""
+    return cast("DriverSession", session._inner)
 
 
 def checked_timeout(timeout: Any) -> float | None:
@@ -338,6 +365,47 @@ def record(function: Callable[[], Any]) -> Any:
 def commit() -> None:
     """Return when all that this task depends on is held by others: call it before an effect on the outside world."""
     session_or_start().commit()
+
+
+# --- time travel ----------------------------------------------------------------------------------
+
+
+def replay(target: ObjectRef | ActorHandle | str, *, call: int | None = None, debug: Any = True) -> Any:
+    """Run a task that has ended, or an actor up to now or up to a call of it, again in this process from its record.
+
+    target: a ref, a handle, or the hex digits of an id. call: of an actor, how many calls of its life are run. debug:
+    stop at the first line and where it raises, in pdb or in the given pdb.Pdb. Gives the value, or for a handle the
+    instance; raises what the code raised, or ReplayDiverged when it did something else than the record says.
+    """
+    session = session_or_start()
+    if session.role != "driver":
+        raise UsageError("replay is for the program, not for its tasks")
+    driver = cast("DriverSession", session)
+    if isinstance(target, ActorHandle):
+        checked(target._ref)
+        digits = target.actor_id
+    elif isinstance(target, ObjectRef):
+        checked(target).wait_ready([target.oid], 1, None)
+        digits = target.oid[:TASK_ID_BYTES].hex()
+    elif isinstance(target, str):
+        digits = target
+    else:
+        raise BadType(f"replay takes a ref, an actor's handle or an id, not {target!r}")
+    count = None if call is None else whole("call", call, 0, 1 << 62)
+    from .recovery import replay as replays
+
+    debugger = replays.debugger_for(debug)
+    return replays.run(replays.find(driver.ask_record, digits), driver, count, debugger)
+
+
+def explain(target: ObjectRef | ActorHandle) -> str:
+    """Why the actor was checkpointed or not, or the result written to durable storage or not, as text."""
+    if isinstance(target, ActorHandle):
+        target = target._ref
+    if not isinstance(target, ObjectRef):
+        raise BadType(f"explain takes a ref or an actor's handle, not {target!r}")
+    checked(target)
+    return asking.explain(session_or_start(), target.oid.hex())
 
 
 # --- seeing ---------------------------------------------------------------------------------------

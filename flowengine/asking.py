@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CLOCK_TIMEOUT_S = 1.0
 COUNTERS = (
     "tasks_submitted", "tasks_executed", "tasks_retried", "objects_rebuilt", "objects_inlined", "objects_stored",
+    "objects_persisted",
     "bytes_stored", "bytes_spilled", "bytes_moved", "actors_started", "actors_alive", "actor_restarts",
     "calls_executed", "calls_replayed", "checkpoints_taken", "stash_entries_forwarded", "stash_entries_flushed",
     "head_messages", "leases_granted", "leases_spilled", "collectives_done", "collectives_repaired",
@@ -67,6 +68,12 @@ def node_info(entry: dict[str, Any]) -> NodeInfo:
             for worker in entry["workers"]
         ],
     )
+
+
+def explain(session: Session, name: str) -> str:
+    """Why an actor was checkpointed or not, or an object written to durable storage or not."""
+    texts = session.ask(session.node, "explain", name)
+    return "\n".join(texts) or f"nobody knows {name}"
 
 
 def resources(session: Session, which: str) -> dict[str, float]:

@@ -11,18 +11,22 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from flowengine.api import default_state_dir, driver_settings
+from flowengine.api import default_state_dir, driver_of, driver_settings, init, local_folder, shutdown
 from flowengine.config import from_environment, make_config
 from flowengine.errors import BadValue, FlowError
 from flowengine.objects.segments import session_folder
 from flowengine.observe import screens
 from flowengine.observe.timeline import Span, on_one_clock, trace
-from flowengine.runtime.connection import Connection, head_settings, local_sessions, read_connection
+from flowengine.runtime.connection import Connection, head_settings, local_sessions, read_connection, session_path
 from flowengine.runtime.settings import LauncherReady, LauncherSettings
+
+if TYPE_CHECKING:
+    from flowengine.recovery.replay import Found
+    from flowengine.runtime.driver import DriverSession
 
 log = logging.getLogger("flowengine.cli")
 
@@ -70,19 +74,27 @@ def parser() -> argparse.ArgumentParser:
     node.add_argument("--resources", metavar="JSON", help='more amounts that tasks may ask for, as {"disk": 2}')
     node.add_argument("--object-store-bytes", type=int, metavar="N", help="default: 30 %% of the memory")
     for name, run in (("status", run_status), ("stack", run_stack), ("stop", run_stop), ("timeline", run_timeline),
-                      ("story", run_story)):
+                      ("story", run_story), ("explain", run_explain)):
         asking = command(name, run)
         asking.add_argument("--join", metavar="FILE", help="connection file (default: your newest local engine)")
         if name == "timeline":
             asking.add_argument("out", metavar="OUT.json")
-        elif name == "story":
-            asking.add_argument("id", metavar="ID", help="of a task, object, worker or node; its start will do")
+        elif name in ("story", "explain"):
+            asking.add_argument("id", metavar="ID", help="of a task, object, actor, worker or node; its start will do")
+    replay = command("replay", run_replay)
+    replay.add_argument("id", metavar="ID", nargs="?", help="of a task, actor or call; its start will do")
+    replay.add_argument("--join", metavar="FILE", help="connection file (default: your newest local engine)")
+    replay.add_argument("--call", metavar="N", type=int, help="of an actor: how many calls of its life are run")
+    replay.add_argument("--no-debug", action="store_true", help="run through, without stops")
+    place = replay.add_mutually_exclusive_group()
+    place.add_argument("--to", metavar="FILE", help="write the record into a file instead")
+    place.add_argument("--from", metavar="FILE", dest="source", help="take the record from a file")
     return top
 
 
 def state_dir_of(options: argparse.Namespace) -> str:
     """Where state is kept."""
-    return os.path.abspath(options.state_dir) if options.state_dir else default_state_dir()
+    return local_folder(options.state_dir or default_state_dir())
 
 
 # --- head and node ------------------------------------------------------------------------------------------------
@@ -115,8 +127,8 @@ def run_node_command(options: argparse.Namespace) -> int:
         settings = LauncherSettings(
             host=options.host, session=connection.session, secret=connection.secret_bytes, total=asked.total,
             num_workers=asked.num_workers, store_limit_bytes=asked.store_limit_bytes, state_dir=asked.state_dir,
-            tls=connection.tls, store_root=STORE_ROOT, head=connection.address, config=asked.config,
-            watch_parent=False)
+            durable_url=asked.durable_url, tls=connection.tls, store_root=STORE_ROOT, head=connection.address,
+            config=asked.config, watch_parent=False)
 
         def tell(ready: LauncherReady) -> None:
             log.info("node %s listens at %s", ready.node_id, ready.node)
@@ -202,12 +214,31 @@ async def _stack(connection: Connection) -> None:
 
 def run_story(options: argparse.Namespace) -> int:
     """what happened to a task, object, worker or node"""
-    lines = asyncio.run(_story(connection_of(options), options.id))
+    connection = connection_of(options)
+    lines = [*asyncio.run(_story(connection, options.id)), *asyncio.run(_explained(connection, options.id))]
     for line in lines:
         print(line)
     if not lines:
         print(f"nobody remembers {options.id}", file=sys.stderr)
     return 0 if lines else 1
+
+
+def run_explain(options: argparse.Namespace) -> int:
+    """why an actor was checkpointed or not, or a result written to durable storage or not"""
+    texts = asyncio.run(_explained(connection_of(options), options.id))
+    for text in texts:
+        print(text)
+    if not texts:
+        print(f"nobody knows {options.id}", file=sys.stderr)
+    return 0 if texts else 1
+
+
+async def _explained(connection: Connection, name: str) -> list[str]:
+    from flowengine.runtime.visitor import Visitor
+
+    async with Visitor(connection) as visitor:
+        found = await visitor.ask_all(await visitor.ask_head("nodes"), "explain", name)
+    return [text for texts in found for text in texts or ()]
 
 
 async def _story(connection: Connection, name: str) -> list[str]:
@@ -220,6 +251,54 @@ async def _story(connection: Connection, name: str) -> list[str]:
     for entry, found in zip(nodes, here, strict=True):
         lines += [f"{line}  (node {entry['node_id']})" for line in found or ()]
     return sorted(dict.fromkeys(lines))
+
+
+def run_replay(options: argparse.Namespace) -> int:
+    """run a task or an actor again in this process from its record, under pdb"""
+    from flowengine.recovery import records, replay
+
+    if (options.id is None) == (options.source is None):
+        left = ", ".join(records.newest(state_dir_of(options))) or "nothing"
+        raise BadValue("name a task, an actor or a call, or a file with --from; what programs have left in "
+                       f"{state_dir_of(options)}: {left}")
+    debugger = None if options.to else replay.debugger_for(not options.no_debug)
+    sys.path.insert(0, os.getcwd())  # as for the program, which could import what is beside it
+    found, session = record_for(options)
+    try:
+        if options.to:
+            replay.write(options.to, found, session)
+            print(f"the record of {found.name} is in {options.to}")
+            return 0
+        told = replay.tell(found, session, options.call, debugger)
+        print("\n".join(told))
+        return 0
+    finally:
+        shutdown()
+
+
+def record_for(options: argparse.Namespace) -> tuple[Found, DriverSession | None]:
+    """What is to be replayed: from a file, from a running engine, or from what a program has left on disk."""
+    from flowengine.recovery import records, replay
+
+    if options.source:
+        name, pieces = records.read_record(options.source)
+        return replay.find(lambda digits: pieces, name), None
+    state_dir, digits = state_dir_of(options), options.id.lower()
+    running = local_sessions(state_dir)
+    file = options.join or (session_path(state_dir, running[0].session) if running else None)
+    why = f"no engine of yours that keeps its state in {state_dir} runs on this host"
+    if file is not None:
+        session = driver_of(init(address=file, state_dir=state_dir, log_to_driver=False))
+        try:
+            return replay.find(session.ask_record, digits), session
+        except BadValue as error:
+            why = str(error)
+    kept = records.kept_record(state_dir, digits)
+    if kept is None:
+        shutdown()
+        last = records.newest(state_dir)
+        raise BadValue(f"{why}; what programs have left in {state_dir}: {', '.join(last) or 'nothing'}")
+    return replay.find(lambda digits: kept[1], kept[0]), None
 
 
 def run_timeline(options: argparse.Namespace) -> int:

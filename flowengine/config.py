@@ -59,6 +59,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     # Recovery.
     stash_bytes_max: int = 16 * MIB             # then it is flushed without waiting
+    stash_flush_s: float = 0.1                  # entries wait so long for others before they go to the journal
+    stash_holders_max: int = 3                  # entries that so many processes hold are not carried on; 0: no limit
+    calls_ahead_max: int = 1_000_000            # calls that an actor begins before the journal has them; 0: write-first
+    journal_delay_s: float = 0.0                # laboratory: a journal that takes so long to confirm
+
+    persist_bytes_max: int = 16 * GIB           # of results in durable storage, by one owner; 0: none is written
+    node_mtbf_s: float = 864_000.0              # how long a node is expected to last, before any was seen to end
 
     # Seeing.
     log_lines_kept: int = 20                    # per worker, for the account of its death
@@ -107,6 +114,12 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "pull_parallel_max": (1, 1_024),
     "transfer_timeout_s": (0.1, 3_600),
     "stash_bytes_max": (KIB, 64 * GIB),
+    "stash_flush_s": (0, 60),
+    "stash_holders_max": (0, 1_000_000),
+    "calls_ahead_max": (0, 1_000_000_000),
+    "journal_delay_s": (0, 60),
+    "persist_bytes_max": (0, 1 << 60),
+    "node_mtbf_s": (0.1, 1e10),
     "log_lines_kept": (0, 10_000),
     "log_line_chars_max": (80, MIB),
     "story_lines_max": (1, 100_000_000),

@@ -12,6 +12,7 @@
     ├─ TaskCancelled          someone asked for it
     ├─ TaskTimeout            ran longer than its timeout_s
     ├─ GetTimeout             also TimeoutError: the result may still come
+    ├─ Deadlock               calls wait for each other in a circle: which
     ├─ Lost                   the world's fault, and the retries are used up
     │  ├─ WorkerCrashed       who, host, pid, exit code or signal, attempt n of m, last log lines, what is next
     │  ├─ ActorDied
@@ -20,6 +21,7 @@
     │  └─ HeadLost
     ├─ StoreFull              sizes and path
     ├─ OutOfDisk              sizes and path
+    ├─ ReplayDiverged         a replay did something else than the record says: where
     ├─ CollectiveError
     │  ├─ CollectiveMismatch  the ranks did not ask for the same thing
     │  ├─ CollectiveTimeout   a rank did not come
@@ -34,24 +36,32 @@ from __future__ import annotations
 import functools
 import itertools
 import pickle
-import signal
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict, Unpack
 
-import cloudpickle
 import msgspec
+
+from .error_parts import (
+    BROKEN,
+    HEAP_TYPE_FLAG,
+    bare,
+    clean,
+    dumps,
+    fill,
+    notes_of,
+    portable,
+    safe,
+    state_of,
+)
+from .error_parts import shown_bytes as shown_bytes
+from .error_parts import signal_of as signal_of
 
 LINKS_MAX = 32                  # exceptions kept of one __cause__/__context__ chain
 NESTED_MAX = 8                  # tasks that waited for tasks; beyond it the ones in the middle are left out
 TRACEBACK_CHARS_MAX = 65_536    # the end is kept: it is next to the fault
 TRACEBACK_LINES_SHOWN = 24
-SHOWN_CHARS_MAX = 4_096         # of one repr in a record
-HEAP_TYPE_FLAG = 1 << 9         # Py_TPFLAGS_HEAPTYPE: made by a class statement, not in C
-
-# KeyboardInterrupt stays out: it is the user at the keyboard, and must come through.
-BROKEN = (Exception, SystemExit, GeneratorExit)
 
 
 class FlowError(Exception):
@@ -115,7 +125,7 @@ class TaskError(FlowError):
         try:
             error = _typed_task_error(cause)
         except BROKEN:
-            error = TaskError(f"{_type_name(cause)}: {_safe(str, cause)}")
+            error = TaskError(f"{_type_name(cause)}: {safe(str, cause)}")
         layers = _layers(cause)
         cause = layers[-1] if len(layers) > NESTED_MAX else cause
         own = error.__dict__
@@ -130,7 +140,7 @@ class TaskError(FlowError):
         if cause is None:
             return Exception.__str__(self)
         root = _layers(cause)[-1]     # of a task that waited for a task: its own text would repeat the tracebacks
-        text = _safe(str, root)
+        text = safe(str, root)
         if type(self) is TaskError:
             text = f"{_type_name(root)}: {text}"
         if not remote_traceback:
@@ -140,7 +150,7 @@ class TaskError(FlowError):
 
     def __repr__(self) -> str:
         cause, _, task = self._origin
-        return Exception.__repr__(self) if cause is None else f"<TaskError in {task}: {_safe(repr, cause)}>"
+        return Exception.__repr__(self) if cause is None else f"<TaskError in {task}: {safe(repr, cause)}>"
 
 
 class TaskCancelled(FlowError):
@@ -153,6 +163,10 @@ class TaskTimeout(FlowError):
 
 class GetTimeout(FlowError, TimeoutError):
     """A result did not come in time; it may still come."""
+
+
+class Deadlock(FlowError):
+    """Calls of actors wait for each other in a circle; names them. Raised in one of them, so that the others go on."""
 
 
 class DeathFields(TypedDict, total=False):
@@ -269,6 +283,10 @@ class OutOfDisk(_Full):
     """A disk that the engine writes to is full."""
 
 
+class ReplayDiverged(FlowError):
+    """A replay did something else than the record says; the text says where."""
+
+
 class CollectiveError(FlowError):
     """A collective operation failed, on every rank in the same way."""
 
@@ -329,28 +347,12 @@ class Packed(msgspec.Struct, frozen=True):
     notes: list[str]
 
 
-def signal_of(exit_code: int | None) -> str:
-    """Name of the signal that ended a process, "" when it ended by itself (exit codes as in subprocess)."""
-    if exit_code is None or exit_code >= 0:
-        return ""
-    try:
-        return signal.Signals(-exit_code).name
-    except ValueError:
-        return f"signal {-exit_code}"
-
-
-def shown_bytes(size_bytes: int) -> str:
-    """A size in words: 1.5 MiB."""
-    power = min(max(int(abs(size_bytes)).bit_length() - 1, 0) // 10, 3)
-    return f"{size_bytes / 1024**power:.1f} {('', 'KiB', 'MiB', 'GiB')[power]}" if power else f"{size_bytes:.0f} bytes"
-
-
 def traceback_text(error: BaseException) -> str:
     """The traceback of an error in words, its end when it is long; never raises."""
     try:
         text = "".join(traceback.format_exception(error))
     except BROKEN:
-        text = f"{_type_name(error)}: {_safe(str, error)}\n"
+        text = f"{_type_name(error)}: {safe(str, error)}\n"
     return text[-TRACEBACK_CHARS_MAX:]
 
 
@@ -360,14 +362,14 @@ def pack_error(error: BaseException, task: str | None = None, remote_traceback: 
     if isinstance(error, TaskError) and task is None:
         cause, own_traceback, own_task = error._origin
         if cause is not None:
-            notes = [_clean(str(note)) for note in _notes(error)]
+            notes = [clean(str(note)) for note in notes_of(error)]
             error, task, remote_traceback = cause, own_task, remote_traceback or own_traceback
     elif task is None and not isinstance(error, FlowError):
         task = "?"
     chain = _chain(error)
     links = [_pack_link(link, chain) for link in chain]
-    tail = _clean(remote_traceback)[-TRACEBACK_CHARS_MAX:]
-    return msgspec.msgpack.encode(Packed(links, None if task is None else _clean(task), tail, notes))
+    tail = clean(remote_traceback)[-TRACEBACK_CHARS_MAX:]
+    return msgspec.msgpack.encode(Packed(links, None if task is None else clean(task), tail, notes))
 
 
 def unpack_error(blob: bytes) -> FlowError:
@@ -381,7 +383,7 @@ def unpack_error(blob: bytes) -> FlowError:
             error.__suppress_context__ = link.suppress_context
         first = chain[0]
     except BROKEN as broken:
-        return EngineBug(f"an error arrived that cannot be read: {_type_name(broken)}: {_safe(str, broken)}")
+        return EngineBug(f"an error arrived that cannot be read: {_type_name(broken)}: {safe(str, broken)}")
     if packed.task is None and isinstance(first, FlowError):
         return first
     if packed.task is None:
@@ -401,11 +403,11 @@ def _typed_task_error(cause: BaseException) -> TaskError:
     native: Any = type(seen)
     unfit = (Standin, StopIteration, StopAsyncIteration)        # the last two are no errors to loops and futures
     if not issubclass(native, Exception) or issubclass(native, unfit) or issubclass(TaskError, native):
-        return TaskError(f"{_type_name(seen)}: {_safe(str, seen)}")
-    error = _bare(_task_error_type(native), seen.args)
+        return TaskError(f"{_type_name(seen)}: {safe(str, seen)}")
+    error = bare(_task_error_type(native), seen.args)
     if not isinstance(error, TaskError):
         raise TypeError(f"{native.__name__} cannot be combined with TaskError")
-    _fill(error, seen.args, _state(seen))
+    fill(error, seen.args, state_of(seen))
     return error
 
 
@@ -421,54 +423,6 @@ def _layers(error: BaseException) -> list[BaseException]:
 def _task_error_type(native: Any) -> type[TaskError]:
     name = f"TaskError({native.__name__})"
     return types.new_class(name, (TaskError, native), {}, lambda body: body.update(__module__=__name__))
-
-
-def _bare(kind: type[BaseException], args: tuple[object, ...]) -> BaseException:
-    """An instance made by the C base alone: neither __new__ nor __init__ of the user runs."""
-    for base in kind.__mro__:
-        if issubclass(base, BaseException) and not base.__flags__ & HEAP_TYPE_FLAG and _is_layout_of(base, kind):
-            made: BaseException = base.__new__(kind, *args)
-            return made
-    raise TypeError(f"{kind.__name__} has no base that can make it")
-
-
-def _is_layout_of(base: type, kind: type) -> bool:
-    """Whether `base` is the C class that lays out instances of `kind` (OSError before Exception)."""
-    solid: type | None = kind
-    while solid is not None and solid.__flags__ & HEAP_TYPE_FLAG:
-        solid = solid.__base__
-    return solid is base
-
-
-def _fill(error: BaseException, args: tuple[object, ...], state: dict[str, object]) -> None:
-    error.args = args
-    for name, value in state.items():
-        try:
-            object.__setattr__(error, name, value)
-        except (AttributeError, TypeError):
-            error.__dict__[name] = value
-
-
-def _state(error: BaseException) -> dict[str, object]:
-    """All that an exception carries beside its args: fields laid out in C, slots, and its __dict__."""
-    state: dict[str, object] = {}
-    for kind in type(error).__mro__:
-        if kind in (BaseException, object):
-            continue
-        for name, member in vars(kind).items():
-            if name.startswith("__") or (kind, name) == (AttributeError, "obj"):
-                continue            # obj is whatever the attribute was asked of: not part of the message, any size
-            if isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType)):
-                try:
-                    value = member.__get__(error)
-                except (AttributeError, TypeError):
-                    continue        # never set
-                if value is not None:
-                    state.setdefault(name, value)
-    if isinstance(error, BaseExceptionGroup):
-        state = {}                  # __new__ sets what a group has
-    state.update(error.__dict__)
-    return state
 
 
 # ---- packing ---------------------------------------------------------------------------------------
@@ -490,9 +444,9 @@ def _pack_link(error: BaseException, chain: list[BaseException]) -> Link:
     blob = _blob(error)
     return Link(
         type_name=_type_name(error),
-        text=_safe(str, error),
-        shown=_safe(repr, error),
-        attributes={_clean(str(name)): _safe(repr, value) for name, value in error.__dict__.items()},
+        text=safe(str, error),
+        shown=safe(repr, error),
+        attributes={clean(str(name)): safe(repr, value) for name, value in error.__dict__.items()},
         blob=blob,
         cause=_place(error.__cause__, chain),
         context=_place(error.__context__, chain),
@@ -510,7 +464,7 @@ def _blob(error: BaseException) -> bytes | None:
         try:
             blob = attempt()
             back = _load(blob)
-            if type(back) is type(error) and (not checks_text or _safe(str, back) == _safe(str, error)):
+            if type(back) is type(error) and (not checks_text or safe(str, back) == safe(str, error)):
                 return blob
         except BROKEN:
             continue
@@ -520,22 +474,22 @@ def _blob(error: BaseException) -> bytes | None:
 def _ways(error: BaseException) -> Iterator[tuple[Callable[[], bytes], bool]]:
     """Ways of pickling, best first, each with whether code of the user takes part and its text must be compared."""
     if len(_layers(error)) > 1:
-        yield lambda: _dumps(error), False
+        yield lambda: dumps(error), False
         return
     if _pickles_itself(type(error)):
-        yield lambda: _dumps(error), True
-    yield lambda: _dumps((type(error), _args(error), _state(error))), False
+        yield lambda: dumps(error), True
+    yield lambda: dumps((type(error), _args(error), state_of(error))), False
     # The type is worth more than an attribute that cannot travel (a lock, a socket): that one goes in words.
-    yield lambda: _dumps((type(error), tuple(_portable(arg) for arg in error.args),
-                          {name: _portable(value) for name, value in _state(error).items()})), False
+    yield lambda: dumps((type(error), tuple(portable(arg) for arg in error.args),
+                          {name: portable(value) for name, value in state_of(error).items()})), False
 
 
 def _args(error: BaseException) -> tuple[object, ...]:
     """Its args; each member of a group in the way that works for it."""
     if not isinstance(error, BaseExceptionGroup):
         return error.args
-    words = (Standin(_type_name(one), _safe(str, one), _safe(repr, one), {}) for one in error.exceptions)
-    return error.message, [_blob(one) or _dumps(word) for one, word in zip(error.exceptions, words, strict=True)]
+    words = (Standin(_type_name(one), safe(str, one), safe(repr, one), {}) for one in error.exceptions)
+    return error.message, [_blob(one) or dumps(word) for one, word in zip(error.exceptions, words, strict=True)]
 
 
 def _pickles_itself(kind: type[BaseException]) -> bool:
@@ -545,19 +499,6 @@ def _pickles_itself(kind: type[BaseException]) -> bool:
     return any(name in vars(base) for base in classes for name in own)
 
 
-def _portable(value: object) -> object:
-    try:
-        pickle.loads(_dumps(value))
-    except BROKEN:
-        return _safe(repr, value)
-    return value
-
-
-def _dumps(value: object) -> bytes:
-    blob: bytes = cloudpickle.dumps(value, protocol=5)
-    return blob
-
-
 def _load(blob: bytes) -> BaseException:
     loaded: Any = pickle.loads(blob)
     if isinstance(loaded, BaseException):
@@ -565,8 +506,8 @@ def _load(blob: bytes) -> BaseException:
     kind, args, state = loaded
     if issubclass(kind, BaseExceptionGroup):
         args = args[0], [_load(member) for member in args[1]]
-    error = _bare(kind, args)
-    _fill(error, args, state)
+    error = bare(kind, args)
+    fill(error, args, state)
     return error
 
 
@@ -579,22 +520,5 @@ def _build_link(link: Link) -> BaseException:
     return Standin(link.type_name, link.text, link.shown, link.attributes)
 
 
-def _notes(error: BaseException) -> list[object]:
-    notes = getattr(error, "__notes__", None)
-    return list(notes) if isinstance(notes, list) else []
-
-
 def _type_name(error: BaseException) -> str:
-    return _clean(error.type_name if isinstance(error, Standin) else type(error).__qualname__)
-
-
-def _safe(show: Callable[[object], str], value: object) -> str:
-    """str or repr of anything, cut to a bound; never raises."""
-    try:
-        return _clean(show(value))[:SHOWN_CHARS_MAX]
-    except BROKEN as broken:
-        return f"<{type(value).__name__} whose {show.__name__} raises {type(broken).__name__}>"
-
-
-def _clean(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()    # lone surrogates do not travel
+    return clean(error.type_name if isinstance(error, Standin) else type(error).__qualname__)

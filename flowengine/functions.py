@@ -49,12 +49,12 @@ class Plan:
         self, args: bytes, whole: RefTo | None, deps: tuple[RefTo, ...], nested: tuple[RefTo, ...]
     ) -> TaskSpec:
         """The lineage entry of one call."""
-        session = self.session
-        context = session.context
+        context = self.session.context
         return TaskSpec(
-            session.new_child(), self.function, self.name, args, whole, deps,
+            context.new_child(), self.function, self.name, args, whole, deps,
             self.nested + nested if nested else self.nested, self.num_returns, self.shape, self.placement,
             self.max_retries, self.retry_exceptions, self.timeout_s, self.priority, context.depth, context.task,
+            driver=context.driver,
         )
 
 
@@ -99,7 +99,7 @@ class RemoteFunction:
 
 def results_of(session: Session, spec: TaskSpec) -> Any:
     """What the caller of a submitted task gets: a reference, a list of them, an iterator, or None."""
-    owner, heir = session.address, session.heir()
+    owner, heir = session.endpoint.address, session.context.heir
     if spec.num_returns == 1:
         return ObjectRef(session, object_id(spec.id, 0), owner, heir)
     if spec.num_returns == STREAM:
@@ -179,12 +179,7 @@ def packed_exceptions(wanted: bool | tuple[type[BaseException], ...]) -> bytes:
 
 def placement_of(placement: Any) -> tuple[str, ...]:
     """Node ids in order of preference, from a policy of flow.scheduling; None: anywhere."""
-    if placement is None:
-        return ()
-    nodes = getattr(placement, "nodes", None)
-    if nodes is None:
-        raise BadType(f"placement must be a policy of flowengine.scheduling, not {placement!r}")
-    return tuple(nodes)
+    return () if placement is None else tuple(placement.nodes)
 
 
 def remote_function(function: Any, given: dict[str, Any]) -> RemoteFunction:

@@ -174,7 +174,9 @@ def _label(name: str, value: Any) -> str:
     return value
 
 
-def _anything(name: str, value: Any) -> Any:
+def _policy(name: str, value: Any) -> Any:
+    if value is not None and getattr(value, "nodes", None) is None:
+        raise BadType(f"{name} must be a policy of flowengine.scheduling, not {value!r}")
     return value
 
 
@@ -200,7 +202,7 @@ CHECKS: dict[str, Check] = {
     "retry_exceptions": _exceptions,
     "timeout_s": _limit_s,
     "name": _label,
-    "placement": _anything,
+    "placement": _policy,
     "priority": _real(-1e9, 1e9),
 }
 DEFAULTS = TaskOptions()

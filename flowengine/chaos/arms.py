@@ -6,12 +6,53 @@ whichever worker makes it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import signal
 from pathlib import Path
 from typing import Any
+
+
+class Arm:
+    """A point that at() has armed: how often it was passed, and whether that did the harm."""
+
+    def __init__(self, folder: Path, name: str, point: str, nth: int) -> None:
+        self.file = folder / f"{name}.arm"
+        self.count = folder / f"{name}.count"
+        self.point = point
+        self.nth = nth
+        self.spared = False
+
+    @property
+    def passages(self) -> int:
+        """Passages so far, in all processes of this host; those after the harm do not count."""
+        return self.count.stat().st_size if self.count.exists() and not self.spared else 0
+
+    @property
+    def fired(self) -> bool:
+        """Whether a process was harmed here."""
+        return self.passages >= self.nth
+
+    def disarm(self) -> None:
+        """From now on the point does no harm."""
+        if not self.fired:
+            self.spared = True
+            self.file.unlink(missing_ok=True)
+            with open(self.count, "ab") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                file.write(b"." * (self.nth + 1))  # whoever passes next is beyond the one that counts
+
+    def __enter__(self) -> Arm:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.disarm()
+
+    def __repr__(self) -> str:
+        state = "fired" if self.fired else "disarmed" if self.spared else f"passed {self.passages} of {self.nth} times"
+        return f"Arm({self.point}, {state})"
 
 
 class Arms:
@@ -26,7 +67,8 @@ class Arms:
         """Arm what is armed by now."""
         if self.folder.is_dir():
             for file in sorted(self.folder.glob("*.arm")):
-                self.add(json.loads(file.read_text()))
+                with contextlib.suppress(FileNotFoundError):  # it was disarmed at this moment
+                    self.add(json.loads(file.read_text()))
 
     def add(self, arm: Any) -> None:
         """Arm a point: [name of the arm, point, task name or id or "", which passage]."""

@@ -30,6 +30,8 @@ def wrong_outcome(world: World) -> list[str]:
         return []  # of several inputs that are errors, the one that comes first counts
     if world.scenario.actors and "times in the call" in text:
         return []  # a call in which its actor dies again and again is not tried for ever
+    if world.put_lost and "an argument of its constructor is lost" in text:
+        return []  # its maker had died, and so has its store
     if world.put_lost and not world.scenario.actors and ("is gone" in text or "lost" in text):
         return []  # a value that was only put may die with its store
     return [f"the program gave {text[:600]}, it must give {wanted}"]
@@ -38,42 +40,54 @@ def wrong_outcome(world: World) -> list[str]:
 def wrong_actors(world: World) -> list[str]:
     """Lines about actors whose history is not that of one sequential run in which each call was done exactly once.
 
-    Each caller's calls are in the order in which it made them, and what anybody saw is a part of the history.
-    An actor whose maker died and made it again is another one by the same name, so it is not judged.
+    Each caller's calls are in the order in which it made them, and what anybody saw is a part of the history. An actor
+    may be made again only by a maker that had come to its end, whose calls are then all done again.
     """
     book = world.actors
     if type(world.driver.outcome) is not int:
         return []  # the program ended before all was done
-    lines: list[str] = []
-    finals = {actor: looks[-1] for actor, looks in book.looks.items() if len(book.makers[actor]) == 1}
-    places = {call: place for history in finals.values() for place, call in enumerate(history)}
-    wanted: dict[bytes, list[tuple[bytes, MadeCall]]] = {actor: [] for actor in finals}
+    lines = [f"actor {short(actor)} was made again before its maker had ended" for actor in book.too_early]
+    calls: dict[bytes, list[tuple[bytes, MadeCall]]] = {}
     for call, made in book.made.items():
-        if made.actor in finals:
-            wanted[made.actor].append((call, made))
-    for actor, history in finals.items():
-        name, calls = f"actor {short(actor)}", set(history)
-        if len(calls) != len(history):
-            lines.append(f"{name}: {len(history) - len(calls)} calls were done twice")
-        lines += [
-            f"{name}: call {short(call)} was never done"
-            for call, _ in wanted[actor] if call not in calls and is_awaited(book, call)
+        calls.setdefault(made.actor, []).append((call, made))
+    places: dict[bytes, int] = {}  # where a call came among those of its actor, in the longest of its lives
+    for lives in book.lives.values():
+        longest = max((look for life in lives for look in book.looks.get(life, ())), key=len, default=())
+        places.update({call: place for place, call in enumerate(longest)})
+    for actor, lives in book.lives.items():
+        made_calls = calls.get(actor, [])
+        seen = [life for life in lives if life in book.looks]
+        wrong = [f"calls of {short(caller)} are out of order" for caller in out_of_order(made_calls, places)]
+        wrong += [
+            f"call {short(call)} was never done"
+            for call, _ in made_calls if seen and call not in places and is_awaited(book, call)
         ]  # fmt: skip
-        if calls - {call for call, _ in wanted[actor]}:
-            lines.append(f"{name}: it did calls that nobody made")
-        lines += [
-            f"{name}: calls of {short(caller)} are out of order" for caller in out_of_order(wanted[actor], places)
-        ]
-        lines += [
-            f"{name}: somebody read {len(seen)} calls that are not a beginning of its history"
-            for seen in book.looks[actor] if seen != history[: len(seen)]
-        ]  # fmt: skip
-        digests = [digest_of(list(history[: place + 1])) for place in range(len(history))]
-        for call, position, digest in book.replies:
-            if book.made[call].actor != actor or (position >= len(history) and not is_awaited(book, call)):
-                continue
-            if places.get(call) != position or digests[position] != digest:
-                lines.append(f"{name}: call {short(call)} was told place {position}, it has {places.get(call)}")
+        for life in seen:
+            wrong += wrong_life(book, life, made_calls, len(lives) == 1)
+        lines += [f"actor {short(actor)}: {line}" for line in wrong]
+    return lines
+
+
+def wrong_life(book: ActorBook, life: bytes, made: list[tuple[bytes, MadeCall]], whole: bool) -> list[str]:
+    """What is wrong with an actor's history from its beginning to its end; whole: its end was waited for."""
+    looks = book.looks[life]
+    history = looks[-1] if whole else max(looks, key=len)
+    calls, places = dict.fromkeys(history), {call: place for place, call in enumerate(history)}
+    lines = [f"{len(history) - len(calls)} calls were done twice"] if len(calls) != len(history) else []
+    known = dict.fromkeys(call for call, _ in made)
+    if any(call not in known for call in history):
+        lines.append("it did calls that nobody made")
+    lines += [
+        f"somebody read {len(seen)} calls that are not a beginning of its history"
+        for seen in looks if seen != history[: len(seen)]
+    ]  # fmt: skip
+    digests = [digest_of(list(history[: place + 1])) for place in range(len(history))]
+    for reply in book.replies:
+        unseen = reply.position >= len(history) and not (whole and is_awaited(book, reply.call))
+        if reply.life == life and not unseen:
+            place = places.get(reply.call)
+            if place != reply.position or digests[reply.position] != reply.digest:
+                lines.append(f"call {short(reply.call)} was told place {reply.position}, it has {place}")
     return lines
 
 

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowengine.actors import ActorHandle
+from flowengine.actors import ActorHandle, ActorMethod
 from flowengine.asking import NodeInfo, nodes
+from flowengine.chaos.arms import Arm
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
 from flowengine.errors import BadType, BadValue, FlowError, UsageError
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 START_PATIENCE_S = 5.0
 POINTS = (
-    "task.before_run", "task.after_run", "object.before_seal",
+    "task.before_run", "task.after_run", "task.reply.before_send", "object.before_seal", "object.after_seal",
+    "actor.constructor.before_run", "actor.restored", "actor.replay.before_call",
     "actor.call.before_run", "actor.call.after_run", "actor.reply.before_send",
     "actor.checkpoint.before_write", "actor.checkpoint.after_write",
 )  # fmt: skip
@@ -136,10 +138,11 @@ def lose(ref: ObjectRef) -> None:
     checked(ref).step(s.LoseAsked(ref.oid))
 
 
-def at(point: str, action: str, of: Any = None, nth: int = 1) -> None:
-    """Do harm (flow.chaos.kill) to the worker that passes a named point for the nth time, once.
+def at(point: str, action: str, of: Any = None, nth: int = 1) -> Arm:
+    """Do harm (flow.chaos.kill) to the worker that passes a named point for the nth time, once; see what came of it.
 
-    of: a ref, a remote function or a task's name: only its passages count.
+    of: a ref, a remote function, a task's name, an actor or a method of it: only its passages count. After a `with`
+    block it is disarmed.
     """
     if point not in POINTS:
         raise BadValue(f"there is no point {point!r}; there are {', '.join(POINTS)}")
@@ -149,23 +152,33 @@ def at(point: str, action: str, of: Any = None, nth: int = 1) -> None:
         name = of.oid[:16].hex()
     elif isinstance(of, ActorHandle):
         name = of.actor_id
+    elif isinstance(of, ActorMethod):
+        name = f"{of._handle.actor_id}.{of._name}"
     elif of is None or isinstance(of, str):
         name = of or ""
     else:
         name = getattr(of, "_name", "")
         if not name:
-            raise BadType(f"of must be a ref, a remote function or a task's name, not {of!r}")
+            raise BadType(f"of must be a ref, a remote function, a task's name, an actor or its method, not {of!r}")
     session = current_session()
-    arm = [secrets.token_hex(6), point, name, whole("nth", nth, 1, 1_000_000)]
+    arm = (secrets.token_hex(6), point, name, whole("nth", nth, 1, 1_000_000))
     folder = Path(session.values.segments.folder) / "chaos"
     folder.mkdir(mode=0o700, exist_ok=True)
     part = folder / f"{arm[0]}.part"
     part.write_text(json.dumps(arm))
     part.rename(folder / f"{arm[0]}.arm")  # a worker that starts at this moment reads a whole one
-    waiting = [worker for info in session.ask(session.node, "nodes") for worker in info["workers"] if worker["address"]]
-    for worker in waiting:
-        with contextlib.suppress(FlowError):  # it has ended meanwhile; the one in its place finds the file
-            session.ask(worker["address"], "arm", arm, scope="local")
+    told = {""}
+    end = time.monotonic() + START_PATIENCE_S
+    while True:  # one that starts may have read the folder before
+        workers = [worker["address"] for info in session.ask(session.node, "nodes") for worker in info["workers"]]
+        for address in dict.fromkeys(workers):
+            if address not in told:
+                told.add(address)
+                with contextlib.suppress(FlowError):  # it has ended meanwhile; the one in its place finds the file
+                    session.ask(address, "arm", arm, scope="local")
+        if "" not in workers or time.monotonic() > end:
+            return Arm(folder, arm[0], point, arm[3])
+        time.sleep(0.01)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from flowengine.errors import BadValue
+
 from .checkers import left_over, wrong_actors, wrong_outcome
 from .sim_settings import FaultRates, NetSettings, Scenario
 from .sim_world import TRACE_LINES, Broken, World
@@ -76,9 +78,9 @@ def run(world: World) -> list[str]:
     return lines
 
 
-def story_of(scenario: Scenario, seed: int, lines_max: int = TRACE_LINES) -> list[str]:
+def story_of(scenario: str | Scenario, seed: int, lines_max: int = TRACE_LINES) -> list[str]:
     """The last events of a seed's run, as lines."""
-    world = World(scenario, seed)
+    world = World(known(scenario), seed)
     world.trace = deque(maxlen=lines_max)
     lines = run(world)
     return [*(f"{now:9.4f} {where:<18} {sender:<22} {event}" for now, where, sender, event in world.trace), *lines]
@@ -98,6 +100,10 @@ SCENARIOS: dict[str, Scenario] = {
             name="spill", store_limit_bytes=12_000, tasks=30, features=("nested", "stored", "put", "refs", "streams"),
             faults=FaultRates(kill_worker=1.0, lose_copies=1.0), net=NetSettings(loss=0.02),
         ),
+        Scenario(
+            name="durable", faults=FaultRates(kill_worker=1.0, kill_node=2.0, lose_copies=2.0),
+            net=NetSettings(loss=0.02), config=msgspec.structs.replace(Scenario().config, node_mtbf_s=0.1),
+        ),
         Scenario(name="actors_calm", actors=3),
         Scenario(
             name="actors", actors=3, faults=FaultRates(kill_worker=1.0, kill_actor=2.0), net=NetSettings(loss=0.02),
@@ -108,11 +114,19 @@ SCENARIOS: dict[str, Scenario] = {
             net=NetSettings(loss=0.02),
         ),
         Scenario(
-            name="actors_of_tasks", actors=2, own_actors=0.4,
+            name="actors_of_tasks", actors=2, own_actors=0.4, stored=0.4,
             faults=FaultRates(kill_worker=1.0, kill_actor=1.5, kill_node=0.3), net=NetSettings(loss=0.02),
         ),
         Scenario(
-            name="actors_wild", actors=3, unread=0.2,
+            name="actors_torn", actors=3, own_actors=0.1, files=0.7, torn=0.4,
+            faults=FaultRates(kill_worker=1.0, kill_actor=4.0, kill_node=0.2), net=NetSettings(loss=0.02),
+        ),
+        Scenario(
+            name="actors_storm", actors=3,
+            faults=FaultRates(kill_several=1.5, kill_actor=1.0, kill_node=0.3), net=NetSettings(loss=0.02),
+        ),
+        Scenario(
+            name="actors_wild", actors=3, unread=0.2, stored=0.3, own_actors=0.2,
             faults=FaultRates(
                 kill_worker=1.0, kill_actor=1.5, kill_head=0.3, freeze_worker=0.5, freeze_node=0.2, cut_host=0.3,
                 spike=0.5,
@@ -131,9 +145,18 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
+def known(scenario: str | Scenario) -> Scenario:
+    """The scenario itself, or the one of that name."""
+    if isinstance(scenario, Scenario):
+        return scenario
+    if scenario not in SCENARIOS:
+        raise BadValue(f"there is no scenario {scenario!r}; there are {', '.join(SCENARIOS)}")
+    return SCENARIOS[scenario]
+
+
 def simulate(scenario: str | Scenario, seeds: Iterable[int] = range(100), nodes: int | None = None) -> Report:
     """Run a scenario once per seed and judge each run; a scenario is a Scenario or the name of one of ours."""
-    chosen = SCENARIOS[scenario] if isinstance(scenario, str) else scenario
+    chosen = known(scenario)
     if nodes is not None:
         chosen = msgspec.structs.replace(chosen, nodes=nodes)
     report = Report(chosen.name)

@@ -15,7 +15,9 @@ import msgspec
 from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
-from flowengine.core.actor_host import CallEnded, HostReady, Snapshot, StateSaved
+from flowengine.core.actor_calls import CallEnded, CallsEnded
+from flowengine.core.actor_host import HostReady
+from flowengine.core.actor_saving import Snapshot, StateSaved, StateTaken
 from flowengine.core.ids import child_id, object_id, task_of
 
 from . import sim_process as p
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 LOOK = b"look"
 SAVE_S = 0.002
+WRITE_S = 0.05
+REPORT_S = 0.001
 
 
 class State(msgspec.Struct, array_like=True):
@@ -53,6 +57,7 @@ class MadeCall(NamedTuple):
 class Reply(NamedTuple):
     """What somebody was answered."""
 
+    life: bytes
     call: bytes
     position: int
     digest: bytes  # of the history up to there
@@ -63,9 +68,21 @@ class ActorBook:
 
     def __init__(self) -> None:
         self.made: dict[bytes, MadeCall] = {}
-        self.makers: dict[bytes, dict[str, None]] = {}  # actor -> processes that made it
+        self.lives: dict[bytes, list[bytes]] = {}  # actor -> its lives: after its end it may be made again
+        self.ended: dict[bytes, None] = {}  # tasks and calls whose code has come to its end
+        self.too_early: list[bytes] = []  # actors that were made again before their makers had ended
         self.replies: list[Reply] = []
-        self.looks: dict[bytes, list[tuple[bytes, ...]]] = {}  # actor -> histories as they were read
+        self.looks: dict[bytes, list[tuple[bytes, ...]]] = {}  # life -> histories as they were read
+
+    def begins(self, spec: m.TaskSpec, made_at: float) -> bytes:
+        """A process of an actor that was made then; gives the name of its life."""
+        life = spec.id + b"%.9f" % made_at
+        lives = self.lives.setdefault(spec.id, [])
+        if life not in lives:
+            if lives and spec.parent not in self.ended:
+                self.too_early.append(spec.id)
+            lives.append(life)
+        return life
 
 
 def digest_of(history: list[bytes]) -> bytes:
@@ -84,14 +101,17 @@ class ActorSteps:
     def do_actor(self, op: Op) -> p.Code:
         """Make an actor."""
         process, context = self.process, self.context
+        deps = tuple(self.env[name].to() for name in op.names)
         spec = m.TaskSpec(
-            process.new_child(), b"actor", "actor", shape=(), max_retries=-1, depth=context.depth, parent=context.task,
-            life=m.ActorLife(checkpoint=CHECKPOINTS[op.number]),
+            process.new_child(), b"actor", "actor", deps=deps, shape=(), max_retries=-1, depth=context.depth,
+            parent=context.task, life=m.ActorLife(checkpoint=CHECKPOINTS[op.number]), caller_key=context.caller_key,
+            driver=context.driver,
         )
         process.begin_parent()
         process.step(s.Submitted(spec, b"actor"))
-        self.env[op.name] = process.made_ref(context, object_id(spec.id, 0))
-        process.world.actors.makers.setdefault(spec.id, {})[process.address] = None
+        handle = p.Ref(object_id(spec.id, 0), context.driver.partition(" ")[0] or process.address, m.HANDLE)
+        context.refs.append(handle)
+        self.env[op.name] = handle
         yield from ()
 
     def do_act(self, op: Op) -> p.Code:
@@ -133,6 +153,13 @@ class ActorSteps:
         process.world.tasks_submitted += 1
         return index
 
+    def do_handle(self, op: Op) -> p.Code:
+        """Take the handle that a task gives."""
+        process, oid = self.process, self.env[op.names[0]].oid
+        yield from process.wait_ready(self.thread, (oid,), 1)
+        payload = yield from process.load(self.thread, oid)
+        self.env[op.name] = process.take_refs(self.context, payload.refs, oid)[0]
+
     def do_replies(self, op: Op) -> p.Code:
         """Read replies: anybody's sight of an actor is written down."""
         process = self.process
@@ -142,7 +169,7 @@ class ActorSteps:
             payload = yield from process.load(self.thread, ref.oid)
             book, call = process.world.actors, task_of(ref.oid)
             if call in book.made:
-                book.replies.append(Reply(call, payload.number, payload.more[0]))
+                book.replies.append(Reply(payload.more[1], call, payload.number, payload.more[0]))
             else:
                 book.looks.setdefault(payload.more[0], []).append(payload.more[1:])
             process.drop(ref)
@@ -158,7 +185,9 @@ class VirtualActor:
         self.owner = owner
         self.make_frame = make_frame
         self.history: list[bytes] = []
+        self.life = b""
         self.jobs: deque[c.RunTask | c.SaveState] = deque()
+        self.ended: list[CallEnded] = []
         self.idle = 0  # the number under which the thread waits for a job
 
     def take(self, job: c.RunTask | c.SaveState) -> None:
@@ -171,14 +200,25 @@ class VirtualActor:
         """Construct or restore, then run calls until the process ends."""
         worker, push = self.worker, self.push
         worker.running, worker.running_attempt = self.id, push.attempt
+        made = worker.world.driver.owner.made.get(self.id)
+        if made is not None:
+            self.life = worker.world.actors.begins(push.spec, made.task.submitted_at)
         worker.step(s.ParentBegan(self.id, self.owner, push.attempt, ()))
         yield from worker.pause(worker.main, SAVE_S)
         snapshot = None
-        if push.checkpoint is not None:
-            assert isinstance(push.checkpoint.value, m.Inline)
-            state = STATE.decode(push.checkpoint.value.blob)
+        checkpoint = self.good_checkpoint()
+        if checkpoint is not None and checkpoint.calls:
+            assert isinstance(checkpoint.value, m.Inline)
+            blob = worker.world.files[checkpoint.path] if checkpoint.path else checkpoint.value.blob
+            state = STATE.decode(blob)
             self.history, snapshot = state.history, state.snapshot
             worker.step(s.SeqsRestored(self.id, snapshot.seqs))
+        elif push.spec.deps:
+            try:
+                yield from self.construct()
+            except p.EngineError as error:
+                worker.step(HostReady(None, error.blob or b"?"))
+                return
         worker.step(HostReady(snapshot))
         while True:
             while not self.jobs:
@@ -190,6 +230,35 @@ class VirtualActor:
                 yield from self.save(job.calls)
             else:
                 yield from self.call(job.push)
+
+    def construct(self) -> p.Code:
+        """Read what the constructor gets."""
+        worker, push = self.worker, self.push
+        worker.step(s.InputsGiven(push.spec.deps, push.values))
+        for ref in push.spec.deps:
+            yield from worker.load(worker.main, ref.oid)
+        worker.step(s.RefsDropped(tuple(ref.oid for ref in push.spec.deps)))
+
+    def good_checkpoint(self) -> m.Checkpoint | None:
+        """The newest, or the one before if that is torn."""
+        push, world = self.push, self.worker.world
+        if push.fallback is not None and world.dice.random() < world.scenario.torn:
+            return push.fallback
+        return push.checkpoint
+
+    def forget(self, calls: int) -> None:
+        """Remove what this and earlier incarnations wrote after fewer calls."""
+        files = self.worker.world.files
+        for path in list(files):
+            actor, attempt, number = path.split("-")
+            if actor == self.id.hex() and int(attempt) <= self.push.attempt and int(number) < calls:
+                del files[path]
+
+    def write(self, calls: int, blob: bytes) -> None:
+        """The state is in a file."""
+        path = f"{self.id.hex()}-{self.push.attempt}-{calls}"
+        self.worker.world.files[path] = blob
+        self.worker.step(StateSaved(calls, m.Checkpoint(calls, m.Inline(b""), path), SAVE_S))
 
     def save(self, calls: int) -> p.Code:
         """The state between two calls."""
@@ -205,6 +274,10 @@ class VirtualActor:
         snapshot = worker.executor.host.snapshot(tuple(seqs.items()))
         blob = msgspec.msgpack.encode(State(list(self.history), snapshot))
         yield from worker.pause(worker.main, SAVE_S)
+        if worker.world.scenario.files and worker.world.dice.random() < worker.world.scenario.files:
+            worker.step(StateTaken(calls))
+            worker.world.clock.after(WRITE_S, worker.run, self.write, calls, blob)
+            return
         worker.step(StateSaved(calls, m.Checkpoint(calls, m.Inline(blob)), SAVE_S))
 
     def call(self, push: m.PushTask) -> p.Code:
@@ -214,6 +287,7 @@ class VirtualActor:
         context = worker.context = p.Context(spec.id, self.owner, spec.depth + 1)
         context.heir = f"{self.owner} {self.id.hex()}"
         context.caller_key = self.id
+        context.driver = f"{self.owner} {self.id.hex()}"
         worker.owner.depth = spec.depth + 1
         began_s = worker.world.clock.now
         answer: m.TaskDone | m.TaskFailed
@@ -235,7 +309,17 @@ class VirtualActor:
         else:
             answer = m.TaskDone(spec.id, push.attempt, (value,), run_us, held)
         worker.running, worker.running_attempt = self.id, self.push.attempt
-        worker.step(CallEnded(spec.id, answer))
+        self.ended.append(CallEnded(spec.id, answer))
+        if self.jobs:
+            worker.world.clock.after(REPORT_S, worker.run, self.report)
+        else:
+            self.report()
+
+    def report(self) -> None:
+        """As Actor.report."""
+        ended, self.ended = tuple(self.ended), []
+        if ended:
+            self.worker.step(CallsEnded(ended))
 
     def method(self, push: m.PushTask, context: p.Context) -> Generator[None, Any, p.Payload]:
         """What the call does, and its reply."""
@@ -244,7 +328,7 @@ class VirtualActor:
             worker.step(s.InputsGiven(spec.deps, push.values))
         nested = worker.take_refs(context, spec.nested, b"")
         if spec.function == LOOK:
-            return p.Payload(len(self.history), (), (self.id, *self.history))
+            return p.Payload(len(self.history), (), (self.life, *self.history))
         self.history.append(spec.id)
         position, digest = len(self.history) - 1, digest_of(self.history)
         body = worker.world.bodies[spec.function]
@@ -254,4 +338,5 @@ class VirtualActor:
         frame.env.update({f"n{index}": ref for index, ref in enumerate(nested)})
         yield from worker.pause(worker.main, body.run_s)
         yield from frame.ops()
-        return p.Payload(position, (), (digest,))
+        worker.world.actors.ended[spec.id] = None
+        return p.Payload(position, (), (digest, self.life))

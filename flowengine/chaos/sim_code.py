@@ -81,6 +81,7 @@ class Frame(ActorSteps):
         spec = m.TaskSpec(
             process.new_child(), function, f"f{body.number}", args, whole.to() if whole else None, deps, nested,
             STREAM if body.items >= 0 else 1, max_retries=body.retries, depth=context.depth, parent=context.task,
+            driver=context.driver,
         )
         process.begin_parent()
         process.step(s.Submitted(spec, blob))
@@ -260,6 +261,7 @@ class Worker(p.Process):
         self.perform |= {
             c.RunTask: self.do_run_task,
             c.SaveState: self.do_for_actor,
+            c.ForgetStates: self.do_forget_states,
             c.KeepFunction: lambda command: None,
             c.Interrupt: self.do_interrupt,
             c.CancelChildren: lambda command: self.step(s.ParentEnded(command.task, True, command.again)),
@@ -306,6 +308,11 @@ class Worker(p.Process):
             code = self.actor.live()
         self.world.clock.after(p.WAKE_S, self.run, self.begin, self.main, code)
 
+    def do_forget_states(self, command: c.ForgetStates) -> None:
+        """Files of checkpoints are not needed any more."""
+        if self.actor is not None:
+            self.actor.forget(command.calls)
+
     def do_for_actor(self, command: c.RunTask | c.SaveState) -> None:
         """The actor's next job."""
         assert self.actor is not None
@@ -342,6 +349,7 @@ class Worker(p.Process):
         """As Run.answer."""
         spec = push.spec
         context = self.context = p.Context(spec.id, caller, spec.depth + 1)
+        context.driver = spec.driver or f"{caller} {spec.id.hex()}"
         for kind, number, payload in push.recorded:
             context.recorded[kind, number] = payload
         self.owner.depth = spec.depth + 1
@@ -359,6 +367,7 @@ class Worker(p.Process):
                 self.step(s.InputsGiven(refs, push.values))
                 given = tuple(ref.oid for ref in refs)
             values, items = yield from self.body(frame, push, given)
+            self.world.actors.ended[spec.id] = None
             self.leave(frame, given, False)
             recorded = (*push.recorded, *context.noted)
             run_us = int((self.world.clock.now - began_s) * 1e6)

@@ -15,12 +15,13 @@ import msgspec
 from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
+from flowengine.core.executor import BOTH, Executor, TaskBlocked
 from flowengine.core.executor import HANDLERS as EXECUTOR_HANDLERS
-from flowengine.core.executor import Executor, TaskBlocked
 from flowengine.core.ids import child_id, object_id
 from flowengine.core.owner import Owner
 
 from .sim_net import Peer
+from .sim_node import DISK_S
 
 if TYPE_CHECKING:
     from .sim_node import SimNode
@@ -30,6 +31,7 @@ Code = Generator[None, Any, Any]
 WAKE_S = 0.00005
 BLOCK_AFTER_S = 0.0002
 TICK_S = 0.1
+TORN_PART = 0.1  # of the copies in durable storage
 
 
 class Payload(msgspec.Struct, frozen=True, array_like=True):
@@ -80,6 +82,7 @@ class Context:
         self.caller = caller
         self.depth = depth
         self.heir = f"{caller} {task.hex()}" if caller else ""
+        self.driver = ""  # see TaskSpec
         self.caller_key = task  # an actor's own name when it is one that calls
         self.children = itertools.count()
         self.choices = itertools.count()
@@ -110,13 +113,15 @@ class Process(Peer):
         self.node = node
         self.worker_id = worker_id
         self.owner = Owner(address, node.address, node.node_id, world.scenario.config)
-        self.executor = Executor(address, node.address, worker_id) if worker_id else None
+        stash = self.owner.stash
+        self.executor = Executor(address, node.address, worker_id, stash) if worker_id else None
         self.context = Context(b"driver".ljust(16, b"\0"))
         self.dropped: deque[bytes] = deque()
         self.waits: dict[int, Thread] = {}
         self.numbers = itertools.count(1)
         self.space: dict[int, m.SpaceGiven] = {}
         self.asked: dict[int, int] = {}
+        self.restores: dict[int, tuple[bytes, bytes]] = {}  # requests for room for copies from durable storage
         self.stepping = False
         self.later: deque[tuple[m.Message, str]] = deque()
         self.perform: dict[type, Any] = {
@@ -124,7 +129,10 @@ class Process(Peer):
             c.SetTimer: self.do_timer,
             c.Resolve: self.do_resolve,
             c.RestoreDurable: self.do_restore_durable,
+            c.WriteDurable: self.do_write_durable,
+            c.DropDurable: lambda command: self.world.durable.pop(command.oid, None),
             c.DropState: lambda command: None,
+            c.Warn: lambda command: None,
         }
 
     # --- the machines -----------------------------------------------------------------------------
@@ -150,14 +158,14 @@ class Process(Peer):
             world.tell(self.address, sender, event)
         if self.executor is not None and kind in EXECUTOR_HANDLERS:
             out = self.executor.handle(event, now, sender)
-            if kind is m.PeerLost:
+            if kind in BOTH:
                 out = [*out, *self.owner.handle(event, now, sender)]
             else:
                 world.check(self.executor, self.address, event)
         else:
             out = self.owner.handle(event, now, sender)
-        if self.executor is not None and self.executor.host is not None:
-            out = self.executor.host.gate(out, self.node.address)
+        if self.owner.gated:
+            out = self.owner.gate(out)
         perform = self.perform
         for command in out:
             perform[type(command)](command)
@@ -175,7 +183,10 @@ class Process(Peer):
     def deliver(self, message: m.Message, sender: str) -> None:
         """What the shell answers itself, else the machines."""
         kind = type(message)
-        if kind is m.Ping:
+        if kind is m.Asked:
+            content = [self.owner.log_given(*message.argument)]  # type: ignore[attr-defined]
+            self.send(sender, m.Answered(message.request, message.topic, content))  # type: ignore[attr-defined]
+        elif kind is m.Ping:
             self.send(sender, m.Pong(message.number))  # type: ignore[attr-defined]
         elif kind is m.Goodbye:
             self.told_to_end(sender)
@@ -222,8 +233,35 @@ class Process(Peer):
             self.wake(thread, command.waiter)
 
     def do_restore_durable(self, command: c.RestoreDurable) -> None:
-        """Not part of the simulated programs."""
-        self.step(s.DurableBack(command.oid, "", "nothing is durable here"))
+        """Read a copy, which may be torn, and ask the node for room."""
+        blob = self.world.durable.get(command.oid)
+        if blob is None or self.world.dice.random() < TORN_PART:
+            self.step(s.DurableBack(command.oid, self.node.address, "it is torn"))
+            return
+        number = next(self.numbers)
+        self.restores[number] = command.oid, blob
+        self.asked[number] = len(blob)
+        self.send(self.node.address, m.SpaceAsked(number, len(blob)))
+
+    def restored(self, oid: bytes, blob: bytes, given: m.SpaceGiven) -> None:
+        """There is room, or there will be none."""
+        node = self.node.address
+        if given.granted:
+            self.node.write(oid, blob, self.address)
+            self.send(node, m.ObjectSealed(oid, len(blob), self.address))
+        self.step(s.DurableBack(oid, node, "" if given.granted else given.reason))
+
+    def do_write_durable(self, command: c.WriteDurable) -> None:
+        """Behind the back of the machines."""
+        self.world.clock.after(DISK_S, self.run, self.write_durable, command)
+
+    def write_durable(self, command: c.WriteDurable) -> None:
+        """Write what is still there."""
+        blob = self.node.read(command.oid)
+        if blob is not None:
+            self.world.durable[command.oid] = blob
+        failure = "" if blob is not None else "it is not here"
+        self.send(command.owner, m.ObjectPersisted(command.oid, "" if failure else "sim://", DISK_S, failure))
 
     # --- threads ----------------------------------------------------------------------------------
 
@@ -363,6 +401,11 @@ class Process(Peer):
 
     def space_given(self, message: m.SpaceGiven) -> None:
         """The node's answer."""
+        restore = self.restores.pop(message.request, None)
+        if restore is not None:
+            del self.asked[message.request]
+            self.restored(*restore, message)
+            return
         thread = self.waits.pop(message.request, None)
         size_bytes = self.asked.pop(message.request, 0)
         if thread is None or thread.wait != message.request:

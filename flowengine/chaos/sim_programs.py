@@ -257,6 +257,10 @@ class Oracle:
         thing = self.env[op.name] = Thing(None)
         thing.outcome = (0, ())
 
+    def do_handle(self, op: Op) -> None:
+        """A handle that a task gives."""
+        self.env[op.name] = self.env[op.names[0]].get()[1][0]
+
     do_drop = do_wait = do_keep = do_sleep = do_cancel = do_settle = do_nothing
     do_act = do_look = do_replies = do_nothing
 

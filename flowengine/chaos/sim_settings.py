@@ -29,6 +29,7 @@ class FaultRates(msgspec.Struct, frozen=True, kw_only=True):
     lose_copies: float = 0.0
     spike: float = 0.0
     kill_actor: float = 0.0
+    kill_several: float = 0.0
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +45,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     run_s: float = 0.05  # mean run time of a task
     actors: int = 0  # at most so many in a program; 0: it is one of tasks and objects
     own_actors: float = 0.0  # share of tasks that make an actor
+    stored: float = 0.0  # share of tasks that call actors and give a large result
     unread: float = 0.0  # share of calls whose reply nobody reads
+    files: float = 0.0  # share of checkpoints that are files, written while calls go on
+    torn: float = 0.0  # share of the newest of these that turn out to be bad when their actor comes back
     flat: bool = False  # all tasks are alike and independent: for measuring
     faults: FaultRates = FaultRates()
     faults_until_s: float = 3.0

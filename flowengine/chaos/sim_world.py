@@ -50,6 +50,8 @@ class World:
         self.blobs: dict[bytes, bytes] = {}
         self.choices: dict[tuple[bytes, int], bytes] = {}
         self.lives: dict[str, int] = {}
+        self.files: dict[str, bytes] = {}  # of checkpoints
+        self.durable: dict[bytes, bytes] = {}  # copies of results
         self.tasks_submitted = 0
         self.events = 0
         self.breaches: list[str] = []
@@ -180,6 +182,13 @@ class World:
         workers = [worker for worker in self.workers.values() if worker.actor is not None]
         if workers:
             self.end_worker(workers[int(fault.luck * len(workers))], "killed")
+
+    def harm_kill_several(self, fault: Fault) -> None:
+        """About half of all workers die in the same moment, actors and their callers among them."""
+        dice = Random(fault.luck)
+        for worker in list(self.workers.values()):
+            if dice.random() < 0.5:
+                self.end_worker(worker, "killed")
 
     def harm_kill_node(self, fault: Fault) -> None:
         """A node dies and is started again."""

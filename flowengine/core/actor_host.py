@@ -1,24 +1,37 @@
 """The ActorHost machine: in which order an actor runs the calls of its callers, and how it comes back. Pure.
 
 Each caller numbers its calls; a call runs when all before it of the same caller have run. The order between callers is
-a choice: when the caller changes, a turn (calls before, caller, number) goes to the actor's owner, and nothing that
-depends on it leaves for anybody else before the owner has it (after Lineage Stash, SOSP'19, with f = 1). A new
-incarnation begins from the last checkpoint and runs the turns again; calls that were done are not done twice.
+a choice: when the caller changes, a turn (calls before, caller, number) is entered in the actor's log, which goes along
+with whatever leaves this process until the actor's owner has it (recovery/stash.py). A new incarnation begins from the
+last checkpoint, gets all that anybody knows of the log, and runs the turns again; what was done is not done twice.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from typing import Any
 
 import msgspec
 
 from ..errors import TaskCancelled, pack_error
-from ..recovery.checkpoint import Work, is_due
+from ..recovery.checkpoint import Why, Work, due, idle_s, is_worth_idle_time, told
+from ..recovery.stash import Stash
 from . import commands as c
 from . import messages as m
-from .actor_calls import Arrived, for_former, joined, made_again
-from .actor_replies import reply_lost, size_of, stored_in
+from .actor_calls import (
+    Arrived,
+    CallDeadline,
+    CallEnded,
+    CallMissed,
+    CallsEnded,
+    for_former,
+    is_plain,
+    joined,
+    kept_bytes,
+    made_again,
+)
+from .actor_replies import never_done, reply_lost, size_of, stored_in
+from .actor_saving import ActorSaving, DrainEnded, StateSaved, StateTaken
 from .ids import short
 from .owner_state import ALL_ITEMS
 
@@ -28,19 +41,10 @@ CALLERS_KEPT_MAX = 20_000
 ITEMS_KEPT_MAX = 1_000
 CUT_SHORT = ("cancelled", "timeout")  # kinds of failures that leave a call half done
 ALL_READ = {"stream_have": ALL_ITEMS, "stream_taken": ALL_ITEMS}  # nobody reads a stream that is repeated
-REPLY_DELAY_S_MAX = 0.001
-DRAIN_S = 0.05  # so long new calls of an async actor wait for the running ones, that a checkpoint may be taken
-MISSED_S = 2.0  # so long a replay waits for a call that no process alive seems to have
-
-
-class Snapshot(m.Record, frozen=True):
-    """What the machine needs to go on from a checkpoint."""
-
-    calls: int
-    frontiers: tuple[tuple[bytes, int], ...]
-    last_caller: bytes
-    replies: tuple[tuple[bytes, bytes, tuple[m.Value, ...], bytes], ...]  # call, caller, values, error
-    seqs: tuple[tuple[bytes, int], ...] = ()  # the actor's own calls to others
+AHEAD_US_MAX = 1_000  # so much work is ordered ahead: a hand-over costs more than a short call
+AHEAD_CALLS_MAX = 64
+MISSED_S = 2.0  # a replay that waits so long for a call asks whether its caller will come
+STRANGER_S_MAX = 20.0  # so long it waits for a caller that the owner does not know
 
 
 class HostReady(m.Message, frozen=True):
@@ -48,50 +52,22 @@ class HostReady(m.Message, frozen=True):
 
     snapshot: Any  # Snapshot or None
     error: bytes = b""
+    passed_over: tuple[tuple[int, str], ...] = ()  # checkpoints that were bad: calls before them, and why
 
 
-class CallEnded(m.Message, frozen=True):
-    """The shell has run a call."""
-
-    call: bytes
-    answer: Any
-    leaving: bool = False  # it called exit_actor
-
-
-class StateSaved(m.Message, frozen=True):
-    """The shell has pickled the state after so many calls; value: a Checkpoint, or None when it cannot be pickled."""
-
-    calls: int
-    value: Any
-    cost_s: float
-
-
-class CallDeadline(m.Message, frozen=True):
-    """Timer: the time limit of a call is over."""
-
-    task: bytes
-    attempt: int
-    killing: bool = False
-
-
-class DrainEnded(m.Message, frozen=True):
-    """Timer: calls have waited long enough for those that run."""
+class Rested(m.Message, frozen=True):
+    """Timer: an actor that had begun so many calls had nothing to do."""
 
     calls: int
 
 
-class CallMissed(m.Message, frozen=True):
-    """Timer: a replay has waited for a call that should have come again."""
-
-    calls: int
-
-
-class ActorHost:
+class ActorHost(ActorSaving):
     """Decides; never waits, sends or reads a clock."""
 
-    def __init__(self, push: m.PushTask, owner: str, me: str) -> None:
+    def __init__(self, push: m.PushTask, owner: str, me: str, stash: Stash) -> None:
         life = push.spec.life
         assert life is not None
+        super().__init__()
         self.push = push
         self.id = push.spec.id
         self.life = life
@@ -104,9 +80,9 @@ class ActorHost:
         self.frontiers: dict[bytes, int] = {}  # caller -> number of its last call that has begun
         self.last_caller = b""
         self.waiting: dict[bytes, dict[int, Arrived]] = {}
-        self.order: deque[tuple[bytes, int]] = deque()  # arrival
+        self.order: OrderedDict[tuple[bytes, int], None] = OrderedDict()  # arrival
         self.running: dict[bytes, Arrived] = {}
-        self.replies: dict[bytes, tuple[bytes, Any]] = {}
+        self.replies: OrderedDict[bytes, tuple[bytes, Any]] = OrderedDict()
         self.reply_bytes = 0
         self.items: dict[bytes, list[m.StreamItem]] = {}  # of calls that are generators, for callers that run again
         self.arrived: dict[bytes, int] = {}  # caller -> number of its last call, when nothing is replayed
@@ -114,44 +90,50 @@ class ActorHost:
         self.unwanted: dict[bytes, None] = {}  # calls that were cancelled while a replay may need them
         self.resumed_to = -1  # the last call of the last caller that may have begun before
         self.missed_at = -1  # the number of the call that a replay misses
+        self.missed_s = 0.0  # how long its caller has not been known
         self.uncovered: dict[bytes, Arrived] = {}
         self.turns: dict[int, tuple[bytes, int]] = {}
+        self.choices: dict[str, list[tuple[str, int, bytes]]] = {}  # call -> what it chose in an earlier incarnation
+        self.planned_to = -1  # the last call whose place is known
         self.awaited: dict[str, None] = {}  # callers that have yet to send their calls again
         self.resent: dict[str, None] = {}  # those that have
-        self.callers_known = push.attempt == 1
+        self.callers_known = push.attempt == 1 or life.recovery != "exactly_once"
         self.recovering = push.attempt > 1 and life.recovery == "exactly_once"
         self.replayed = 0
         self.began_at = 0.0
-        self.noted_turn = -1
-        self.kept_turn = -1
-        self.unanswered_since = -1.0
-        self.held: list[c.Send] = []  # what may go out when the owner has the turns
-        self.work = Work(deaths=push.run - 1)
-        self.saving = False
-        self.draining = False
-        self.drain_after = 0.0
+        self.pace_us = float(AHEAD_US_MAX)  # what a call takes, smoothed
+        self.ahead = 1  # so many calls may be ordered at a time
+        self.stash = stash
+        self.log = stash.begin(self.id, owner, push.attempt) if life.recovery == "exactly_once" else None
+        self.unlogged: list[tuple[int, c.RunTask]] = []  # calls that wait for the journal
+        self.odds = odds = push.odds or m.Odds(push.run - 1)
+        self.work = Work(deaths=odds.deaths, lived_s=odds.lived_s, others_rate_per_s=odds.others_rate_per_s)
+        self.busy_since = 0.0
+        self.resting = False  # a timer runs
         self.leaving = False
-        self.saved: dict[int, dict[bytes, int]] = {}  # frontiers of checkpoints under way
         self.policy = life.checkpoint if life.recovery == "exactly_once" else "never"
-        for kind, number, payload in push.recorded:
-            if kind == "turn":
-                self.turns[number] = (payload[:-8], int.from_bytes(payload[-8:], "big"))
-        self.planned_to = max(self.turns, default=-1)
         self.limit = life.max_concurrency if not life.is_async else max(life.max_concurrency, 1000)
 
     def told(self, event: Any, sender: str) -> None:
         """Anything but a call."""
         kind = type(event)
-        if kind is CallEnded:
+        if kind is CallsEnded:
+            self.calls_ended(event.ended, event.unbegun)
+        elif kind is CallEnded:
             self.call_ended(event)
         elif kind is HostReady:
             self.host_ready(event)
+        elif kind is StateTaken:
+            self.state_taken(event)
         elif kind is StateSaved:
             self.state_saved(event)
-        elif kind is m.TurnsKept:
-            self.turns_kept(event.turn)
+        elif kind is m.StashKept:
+            self.logged(event.reach)
+        elif kind is m.CallerFound:
+            self.caller_found(event)
         elif kind is m.CheckpointKept:
             self.checkpoint_kept(event.calls)
+            self.work.hear(event.others_rate_per_s)
         elif kind is m.CallersKnown:
             self.callers_known_now(event)
         elif kind is m.CallerGone:
@@ -160,8 +142,16 @@ class ActorHost:
             self.calls_resent(sender)
         elif kind is DrainEnded:
             self.drain_ended(event)
+        elif kind is Rested:
+            self.rested(event)
         elif kind is CallMissed:
             self.call_missed(event)
+
+    def has(self, call: bytes) -> bool:
+        """Whether the call runs or waits here."""
+        return call in self.running or any(
+            item.push.spec.id == call for line in self.waiting.values() for item in line.values()
+        )
 
     def describe(self) -> dict[str, Any]:
         """Where the actor is, for people."""
@@ -173,8 +163,13 @@ class ActorHost:
             "recovering": self.recovering,
             "planned_to": self.planned_to,
             "waits_for_callers": list(self.awaited),
-            "holds_back": len(self.held),
         }
+
+    def explain(self) -> list[str]:
+        """Why a checkpoint was or was not taken, for people."""
+        head = f"actor {self.push.spec.name} {short(self.id)} in this process, {self.calls} calls begun"
+        state = "being written" if self.writing else "replaying" if self.recovering else ""
+        return [head + (f", {state}" if state else ""), *told(self.policy, self.work, self.now)]
 
     # --- beginning ------------------------------------------------------------------------------------------
 
@@ -185,29 +180,10 @@ class ActorHost:
             self.work.last_at = self.began_at = self.now
             if event.snapshot is not None:
                 self.restore(event.snapshot)
-        self.send(self.owner, m.ActorReady(self.id, self.push.attempt, self.me, event.error))
+        for calls, reason in event.passed_over:
+            self.send(self.owner, m.CheckpointFailed(self.id, self.push.attempt, calls, reason))
+        self.send(self.owner, m.ActorReady(self.id, self.push.attempt, self.me, event.error, self.calls))
         self.run_next()
-
-    def restore(self, snapshot: Snapshot) -> None:
-        self.calls = snapshot.calls
-        self.frontiers = dict(snapshot.frontiers)
-        self.last_caller = snapshot.last_caller
-        for call, caller, values, error in snapshot.replies:
-            answer: Any = m.TaskFailed(call, 1, error, "task", False, -1)
-            if not error:
-                answer = m.TaskDone(call, 1, values, -1)
-            self.remember(call, caller, answer)
-
-    def snapshot(self, seqs: tuple[tuple[bytes, int], ...]) -> Snapshot:
-        """What goes into a checkpoint; replies without references are kept for callers that run again."""
-        replies: list[tuple[bytes, bytes, tuple[m.Value, ...], bytes]] = []
-        for call, (caller, answer) in self.replies.items():
-            if type(answer) is m.TaskFailed:
-                if not answer.contained:
-                    replies.append((call, caller, (), answer.error))
-            elif not answer.stream_items and not any(value.contained for value in answer.values):
-                replies.append((call, caller, answer.values, b""))
-        return Snapshot(self.calls, tuple(self.frontiers.items()), self.last_caller, tuple(replies), seqs)
 
     # --- calls come ------------------------------------------------------------------------------------------
 
@@ -223,9 +199,10 @@ class ActorHost:
             return
         line = self.waiting.setdefault(caller, {})
         if seq not in line:
-            self.order.append((caller, seq))
-        known = line.get(seq)
-        line[seq] = Arrived(push, sender) if known is None else joined(known, push, sender)
+            self.order[caller, seq] = None
+            line[seq] = Arrived(push, sender, waits=not push.seen)
+        else:
+            line[seq] = joined(line[seq], push, sender)
         self.run_next()
 
     def numbered(self, push: m.PushTask) -> m.PushTask:
@@ -254,7 +231,11 @@ class ActorHost:
             self.reply(sender, msgspec.structs.replace(known[1], attempt=push.attempt))
         elif push.spec.function and not push.seen:
             self.reply(sender, reply_lost(push))
-        if push.spec.id not in self.uncovered and self.life.recovery == "exactly_once":
+        if push.spec.id in self.uncovered or self.life.recovery != "exactly_once":
+            return
+        if self.unsure_from >= 0:
+            self.uncovered[push.spec.id] = Arrived(push, sender)  # the next incarnation may have to begin before it
+        else:
             self.send(sender, m.CallsCovered(self.id, push.spec.caller_key, push.seq))
 
     def adopt_results(self, answer: Any, by: str) -> None:
@@ -263,8 +244,15 @@ class ActorHost:
             self.send(node, m.ObjectAdopted(oid, by))
 
     def callers_known_now(self, event: m.CallersKnown) -> None:
-        """Who will send calls again."""
+        """Who will send calls again, and in which order they were run."""
         self.callers_known = True
+        for kind, number, payload in event.recorded:
+            if kind == "turn":
+                self.turns[number] = (payload[:-8], int.from_bytes(payload[-8:], "big"))
+            elif ":" in kind:
+                choice, call, _ = kind.split(":")
+                self.choices.setdefault(call, []).append((choice, number, payload))
+        self.planned_to = max(event.reach - 1, *self.turns, -1)
         for caller in event.callers:
             if caller not in self.resent:
                 self.awaited[caller] = None
@@ -296,19 +284,31 @@ class ActorHost:
 
     def run_next(self) -> None:
         """Begin what may run now."""
-        while self.ready and len(self.running) < self.limit:
+        while self.ready:
             if self.leaving or self.saving or self.draining:
                 return  # a checkpoint must not count a call that the state does not show
-            item = self.choose()
+            item = self.choose() if len(self.running) < self.limit else self.follower()
             if item is None:
                 return
             self.begin(item)
 
+    def follower(self) -> Arrived | None:
+        """A call that is ordered while the one before it runs: a short one of the same caller."""
+        if len(self.running) >= self.ahead or not self.order or self.recovering or self.calls <= self.planned_to:
+            return None
+        caller, seq = next(iter(self.order))
+        if caller != self.last_caller or seq != self.frontiers[caller] + 1:
+            return None
+        item = self.waiting[caller][seq]
+        return self.taken(caller, seq) if is_plain(item.push.spec) else None
+
     def choose(self) -> Arrived | None:
         """The next call: by the recorded turns while there are any, then in order of arrival."""
+        if not self.callers_known:
+            return None
         if self.calls <= self.planned_to:
             item = self.taken(*self.planned_turn())
-            if item is not None or not self.callers_known or self.awaited:
+            if item is not None or self.awaited:
                 return item
             if self.missed_at != self.calls:
                 self.missed_at = self.calls
@@ -319,7 +319,7 @@ class ActorHost:
             item = self.waiting.get(self.last_caller, {}).get(seq)
             if item is not None and item.push.seen:
                 return self.taken(self.last_caller, seq)
-            if not self.callers_known or self.awaited:
+            if self.awaited:
                 return None
             if self.resumed_to < 0:
                 self.resumed_to = self.came_to(self.last_caller)
@@ -327,10 +327,9 @@ class ActorHost:
                 return self.taken(self.last_caller, seq)  # it may have begun, and have called others
             self.recovering = False
             self.send(self.owner, m.ActorRecovered(self.id, self.push.attempt, self.replayed))
-        for index, (caller, seq) in enumerate(self.order):
+        for caller, seq in self.order:
             if seq == self.frontiers.get(caller, -1) + 1:
-                del self.order[index]
-                return self.waiting[caller][seq]
+                return self.taken(caller, seq)
         return None
 
     def came_to(self, caller: bytes) -> int:
@@ -342,18 +341,31 @@ class ActorHost:
         return seq
 
     def call_missed(self, event: CallMissed) -> None:
-        """Actor and caller died at once: the replay goes on behind the calls that nobody has any more."""
-        if event.calls == self.calls == self.missed_at and self.taken(*self.planned_turn()) is None:
-            later = [number for number in self.turns if number > self.calls]
-            self.calls = min(later, default=self.planned_to + 1)
-        self.missed_at = -1
-        self.run_next()
+        """Actor and caller died at once: the caller may run again and call again."""
+        caller, seq = self.planned_turn()
+        if event.calls == self.calls == self.missed_at and seq not in self.waiting.get(caller, {}):
+            self.send(self.owner, m.CallerSought(self.id, caller, self.calls))
+
+    def caller_found(self, event: m.CallerFound) -> None:
+        """The replay waits on, or goes on behind calls that nobody will make any more."""
+        if event.calls != self.calls or self.missed_at != self.calls:
+            return
+        caller, seq = self.planned_turn()
+        self.missed_s = 0.0 if event.coming == "yes" else self.missed_s + MISSED_S
+        if event.coming == "no" or self.missed_s > STRANGER_S_MAX:
+            if seq not in self.waiting.get(caller, {}):
+                later = [number for number in self.turns if number > self.calls]
+                self.calls = min(later, default=self.planned_to + 1)
+            self.missed_at, self.missed_s = -1, 0.0
+            self.run_next()
+        else:
+            self.out.append(c.SetTimer(MISSED_S, CallMissed(self.calls)))
 
     def taken(self, caller: bytes, seq: int) -> Arrived | None:
         """This call, if it has come, out of the order of arrival."""
         item = self.waiting.get(caller, {}).get(seq)
         if item is not None:
-            self.order.remove((caller, seq))
+            del self.order[caller, seq]
         return item
 
     def planned_turn(self) -> tuple[bytes, int]:
@@ -364,47 +376,71 @@ class ActorHost:
         return self.last_caller, self.frontiers.get(self.last_caller, -1) + 1
 
     def begin(self, item: Arrived) -> None:
-        push = item.push
-        caller = push.spec.caller_key
+        push, spec = item.push, item.push.spec
+        call, caller = spec.id, spec.caller_key
         line = self.waiting[caller]
         del line[push.seq]
         if not line:
             del self.waiting[caller]
-        number = self.calls
-        self.calls += 1
-        self.frontiers.pop(caller, None)
+        if caller != self.last_caller:
+            self.turn_to(caller, push.seq)
         self.frontiers[caller] = push.seq
-        if len(self.frontiers) > CALLERS_KEPT_MAX:
-            del self.frontiers[next(iter(self.frontiers))]
-            self.forgotten = True
-        if caller != self.last_caller and number not in self.turns and self.life.recovery == "exactly_once":
-            self.note("turn", number, caller + push.seq.to_bytes(8, "big"))
-        self.last_caller = caller
+        self.calls += 1
         self.replayed += self.recovering
-        if self.life.recovery == "exactly_once":
-            self.uncovered[push.spec.id] = item
+        if self.log is not None:
+            self.log.reach, self.log.holders = self.calls, 1
+            self.uncovered[call] = item
+            item.number = self.calls - 1
             if item.orphan:
                 self.have_kept([item])
         self.work.calls += 1
-        if not push.spec.function:
+        self.work.log_bytes += kept_bytes(push)
+        if not spec.function:
+            if call not in self.replies:
+                self.remember(call, caller, never_done(push))
             return
-        if push.spec.id in self.unwanted and not self.recovering:
+        if call in self.unwanted and not self.recovering:
             self.leave_out(item)
             self.finish(item, self.cancelled(push))
             return
-        self.running[push.spec.id] = item
+        if not self.running:
+            self.busy_since = self.now
+        self.running[call] = item
+        if not is_plain(spec):
+            self.ahead = 1
         item.ran_for = item.sender
-        if push.spec.timeout_s > 0:
-            self.out.append(c.SetTimer(push.spec.timeout_s, self.deadline(push)))
-        self.out.append(c.RunTask(push, item.sender))
+        if spec.timeout_s > 0:
+            self.out.append(c.SetTimer(spec.timeout_s, self.deadline(push)))
+        if self.choices:
+            push = msgspec.structs.replace(push, recorded=tuple(self.choices.pop(call.hex(), ())))
+        self.order_run(c.RunTask(push, item.sender))
+
+    def order_run(self, order: c.RunTask) -> None:
+        """Run the call now, or when the journal has it."""
+        if self.log is not None and self.calls - self.log.reach_kept > self.stash.calls_ahead_max:
+            self.unlogged.append((self.calls, order))
+            self.send(self.owner, self.stash.written(self.log))
+        else:
+            self.out.append(order)
 
     def deadline(self, push: m.PushTask) -> m.Message:
         """The timer event of a call's time limit."""
         return CallDeadline(push.spec.id, push.attempt)
 
-    def note(self, kind: str, number: int, payload: bytes) -> None:
-        self.noted_turn = number
-        self.send(self.owner, m.StashAdded(self.id, self.push.attempt, ((kind, number, payload),)))
+    def turn_to(self, caller: bytes, seq: int) -> None:
+        """Another caller than before comes at this place."""
+        self.last_caller = caller
+        self.frontiers.pop(caller, None)  # the one that called last is the last to be forgotten
+        if len(self.frontiers) >= CALLERS_KEPT_MAX:
+            del self.frontiers[next(iter(self.frontiers))]
+            self.forgotten = True
+        if self.log is not None and self.calls not in self.turns:
+            self.stash.add(self.log, ("turn", self.calls, caller + seq.to_bytes(8, "big")))
+
+    def logged(self, reach: int) -> None:
+        """The journal has so many calls: those that waited for that begin."""
+        while self.unlogged and self.unlogged[0][0] <= reach + self.stash.calls_ahead_max:
+            self.out.append(self.unlogged.pop(0)[1])
 
     def cancelled(self, push: m.PushTask) -> m.TaskFailed:
         error = pack_error(TaskCancelled(f"call {push.spec.name} {short(push.spec.id)} was cancelled before it began"))
@@ -446,143 +482,116 @@ class ActorHost:
                     taken = max(item.push.stream_taken, event.items)
                     item.push = msgspec.structs.replace(item.push, stream_taken=taken)
 
-    def call_ended(self, event: CallEnded) -> None:
-        """A call is over: answer, see whether a checkpoint is due, go on."""
-        item = self.running.pop(event.call, None)
+    def calls_ended(self, ended: tuple[CallEnded, ...], unbegun: tuple[bytes, ...] = ()) -> None:
+        """Calls are over: answer, see whether a checkpoint is due, go on."""
+        if self.running:
+            self.work.run_s += self.now - self.busy_since
+            self.busy_since = self.now
         cut_short = False
-        if item is not None:
-            self.work.run_s += max(event.answer.run_us, 0) / 1e6
-            cut_short = type(event.answer) is m.TaskFailed and event.answer.kind in CUT_SHORT
-            if cut_short:
-                self.leave_out(item)
-            elif item.sender != item.ran_for:
-                self.adopt_results(event.answer, item.sender)
-            self.finish(item, msgspec.structs.replace(event.answer, attempt=item.push.attempt))
-        if event.leaving:
+        for event in ended:
+            cut_short = self.over(event)
+        for call in reversed(unbegun):
+            self.put_back(self.running.pop(call))
+        if ended[-1].leaving:
             self.leaving = True
             self.leave()
             return
-        self.work.lived_s = self.now - self.began_at
+        self.look_ahead(max([event.answer.run_us for event in ended]))
+        self.work.lived_s = self.odds.lived_s + self.now - self.began_at
         # What an interrupted call left in the state cannot be repeated, so it is kept.
-        due = self.draining or is_due(self.policy, self.work, self.now) or (cut_short and self.policy != "never")
-        if due and not self.saving and not self.recovering:
-            self.drain()
+        cut_short = cut_short and self.policy != "never"
+        why = Why.CUT_SHORT if cut_short else self.why if self.draining else due(self.policy, self.work, self.now)
+        if why is not None and not self.writing:
+            self.drain(why)
         self.run_next()
+        if not self.running:
+            self.rest()
+
+    def call_ended(self, event: CallEnded) -> None:
+        """One call is over."""
+        self.calls_ended((event,))
+
+    def over(self, event: CallEnded) -> bool:
+        """Answer a call; whether it was not done in full."""
+        item = self.running.pop(event.call, None)
+        if item is None:
+            return False
+        answer, attempt = event.answer, item.push.attempt
+        cut_short = type(answer) is m.TaskFailed and answer.kind in CUT_SHORT
+        if cut_short:
+            self.leave_out(item)
+        elif item.sender != item.ran_for:
+            self.adopt_results(answer, item.sender)
+        self.finish(item, answer if answer.attempt == attempt else msgspec.structs.replace(answer, attempt=attempt))
+        return cut_short
+
+    def put_back(self, item: Arrived) -> None:
+        """The call was ordered and did not begin: it is the next."""
+        push, caller = item.push, item.push.spec.caller_key
+        self.calls -= 1
+        self.work.calls -= 1
+        self.work.log_bytes -= kept_bytes(push)
+        self.uncovered.pop(push.spec.id, None)
+        self.frontiers[caller] = push.seq - 1
+        self.waiting.setdefault(caller, {})[push.seq] = item
+        self.order[caller, push.seq] = None
+        self.order.move_to_end((caller, push.seq), last=False)
+
+    def look_ahead(self, run_us: int) -> None:
+        """How many calls may be ordered at a time, after some of which the longest took so long."""
+        self.pace_us = max(run_us, self.pace_us + (run_us - self.pace_us) * 0.2, 1.0)
+        if self.limit == 1 and self.policy in ("adaptive", "never") and self.stash.calls_ahead_max > AHEAD_CALLS_MAX:
+            self.ahead = min(AHEAD_CALLS_MAX, int(AHEAD_US_MAX / self.pace_us))
+
+    def rest(self) -> None:
+        """With nothing to do a checkpoint is free; a timer runs only while there is something to cover."""
+        if not self.resting and not self.writing and is_worth_idle_time(self.policy, self.work):
+            self.resting = True
+            self.out.append(c.SetTimer(idle_s(self.work), Rested(self.calls)))
+
+    def rested(self, event: Rested) -> None:
+        """Nothing has come for a while, or the rest begins anew."""
+        self.resting = False
+        if self.running or self.writing or self.recovering or self.leaving:
+            return  # the end of a call will look again
+        if event.calls == self.calls and not self.order and is_worth_idle_time(self.policy, self.work):
+            self.drain(Why.IDLE)
+        else:
+            self.rest()
 
     def leave_out(self, item: Arrived) -> None:
         """The call was not done, or not in full: a replay must not do it."""
         if item.push.spec.id in self.uncovered:
             empty = msgspec.structs.replace(item.push.spec, function=b"")
-            self.uncovered[item.push.spec.id] = Arrived(msgspec.structs.replace(item.push, spec=empty), item.sender)
+            push = msgspec.structs.replace(item.push, spec=empty)
+            self.uncovered[item.push.spec.id] = Arrived(push, item.sender, number=item.number)
 
     def leave(self) -> None:
-        """The actor ends by itself, when all that it answered has gone out."""
-        if self.leaving and not self.gated:
+        """The actor ends by itself."""
+        if self.leaving:
             self.send(self.owner, m.KillActor(self.id, False, "it called flow.exit_actor()"))
 
     def finish(self, item: Arrived, answer: Any) -> None:
         self.remember(item.push.spec.id, item.push.spec.caller_key, answer)
+        if self.log is not None and item.sender != self.owner and type(answer) is m.TaskDone:
+            answer = msgspec.structs.replace(answer, place=item.number + 1)
         self.reply(item.sender, answer)
         for to, attempt in item.former.items():
             self.reply(to, for_former(item, answer, attempt))
 
     def remember(self, call: bytes, caller: bytes, answer: Any) -> None:
-        self.replies[call] = (caller, answer)
+        replies = self.replies
+        replies[call] = caller, answer
         self.reply_bytes += size_of(answer)
-        while len(self.replies) > REPLIES_KEPT_MAX or self.reply_bytes > REPLIES_KEPT_BYTES_MAX:
-            first = next(iter(self.replies))
+        while len(replies) > REPLIES_KEPT_MAX or self.reply_bytes > REPLIES_KEPT_BYTES_MAX:
+            first, (_, old) = replies.popitem(last=False)
             self.items.pop(first, None)
-            self.reply_bytes -= size_of(self.replies.pop(first)[1])
+            self.reply_bytes -= size_of(old)
 
     # --- what goes out --------------------------------------------------------------------------------------
 
     def reply(self, to: str, answer: Any) -> None:
-        """Answer; while more calls wait, answers may wait for each other a little."""
-        lazy = False
-        if self.order:
-            if self.unanswered_since < 0:
-                self.unanswered_since = self.now
-            lazy = self.now - self.unanswered_since < REPLY_DELAY_S_MAX and answer.run_us < 500
-        if not lazy:
-            self.unanswered_since = -1.0
-        self.out.append(c.Send(to, answer, lazy))
+        self.out.append(c.Send(to, answer))
 
     def send(self, to: str, message: m.Message) -> None:
-        """To the owner at once; to others when the owner has all turns that the message may depend on."""
         self.out.append(c.Send(to, message))
-
-    @property
-    def gated(self) -> bool:
-        """Whether turns are on their way to the owner."""
-        return self.noted_turn > self.kept_turn
-
-    def gate(self, commands: list[Any], node: str) -> list[Any]:
-        """Hold back messages to others while turns are on their way; order per receiver stays."""
-        if not self.gated:
-            return commands
-        out = []
-        for command in commands:
-            if type(command) is c.Send and command.to not in (self.owner, node):
-                self.held.append(command)
-            else:
-                out.append(command)
-        return out
-
-    def turns_kept(self, turn: int) -> None:
-        """The owner has the turns up to this one: what depended on them may go."""
-        self.kept_turn = max(self.kept_turn, turn)
-        if not self.gated:
-            self.out.extend(self.held)
-            self.held = []
-            self.leave()
-
-    # --- checkpoints -----------------------------------------------------------------------------------------
-
-    def drain(self) -> None:
-        """A checkpoint is due: take it when no call runs; new ones wait a little, but no call may wait for itself."""
-        if not self.running:
-            self.save()
-        elif not self.draining and self.now >= self.drain_after:
-            self.draining = True
-            self.out.append(c.SetTimer(DRAIN_S, DrainEnded(self.calls)))
-
-    def drain_ended(self, event: DrainEnded) -> None:
-        """The running calls take long: others go on, and the checkpoint waits for a better moment."""
-        if self.draining and event.calls == self.calls:
-            self.draining = False
-            self.drain_after = self.now + DRAIN_S * 20
-            self.run_next()
-
-    def save(self) -> None:
-        """Have the state pickled between two calls."""
-        self.saving = True
-        self.draining = False
-        self.saved[self.calls] = dict(self.frontiers)
-        self.out.append(c.SaveState(self.calls))
-
-    def state_saved(self, event: StateSaved) -> None:
-        """The state is pickled: the owner keeps it."""
-        self.saving = False
-        if event.value is None:
-            self.policy = "never"
-            self.saved.pop(event.calls, None)
-        else:
-            self.work.calls, self.work.run_s, self.work.last_at = 0, 0.0, self.now
-            self.work.cost_s += (event.cost_s - self.work.cost_s) * 0.5
-            self.send(self.owner, m.CheckpointTaken(self.id, self.push.attempt, event.value))
-        self.run_next()
-
-    def checkpoint_kept(self, calls: int) -> None:
-        """The owner holds the checkpoint: callers need not keep what it covers."""
-        frontiers = self.saved.pop(calls, None)
-        if frontiers is None:
-            return
-        covered: dict[tuple[str, bytes], int] = {}
-        for call, item in list(self.uncovered.items()):
-            caller, seq = item.push.spec.caller_key, item.push.seq
-            if seq <= frontiers.get(caller, -1):
-                del self.uncovered[call]
-                for to in (item.sender, self.owner):  # the owner may have it too, from a caller that let go of us
-                    covered[to, caller] = max(seq, covered.get((to, caller), -1))
-        for (to, caller), seq in covered.items():
-            self.send(to, m.CallsCovered(self.id, caller, seq))

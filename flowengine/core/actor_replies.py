@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import ObjectLost, pack_error
+from ..errors import ObjectLost, TaskCancelled, pack_error
 from . import messages as m
 from .ids import object_id, short
 
@@ -14,6 +14,13 @@ def reply_lost(push: m.PushTask) -> m.TaskFailed:
     name = f"call {push.spec.name} {short(push.spec.id)}"
     error = pack_error(ObjectLost(f"{name} was done before its actor came back, and its reply is lost"))
     return m.TaskFailed(push.spec.id, push.attempt, error, "lost", False, -1)
+
+
+def never_done(push: m.PushTask) -> m.TaskFailed:
+    """The answer to a call whose number was given back: for its caller, when that runs again and makes the call."""
+    name = f"call {push.spec.name} {short(push.spec.id)}"
+    error = pack_error(TaskCancelled(f"{name} was cancelled, or did not begin, in an earlier run of its caller"))
+    return m.TaskFailed(push.spec.id, push.attempt, error, "cancelled", False, -1)
 
 
 def stored_in(answer: Any) -> list[tuple[str, bytes]]:
@@ -27,4 +34,7 @@ def size_of(answer: Any) -> int:
     """What keeping an answer takes."""
     if type(answer) is m.TaskFailed:
         return len(answer.error)
-    return sum(len(value.blob) if type(value) is m.Inline else 64 for value in answer.values)
+    size = 0
+    for value in answer.values:
+        size += len(value.blob) if type(value) is m.Inline else 64
+    return size

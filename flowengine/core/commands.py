@@ -156,6 +156,21 @@ class RestoreDurable(Command, frozen=True):
     """Bring a durable value back from durable storage into the local store; answered by DurableBack."""
 
     oid: bytes
+    url: str = ""  # of the folder that it is in; empty: the one of this process
+
+
+class WriteDurable(Command, frozen=True):
+    """Write a value in the store of this host to durable storage, and tell its owner (ObjectPersisted)."""
+
+    oid: bytes
+    owner: str
+
+
+class DropDurable(Command, frozen=True):
+    """Remove a durable copy."""
+
+    oid: bytes
+    url: str
 
 
 class KeepResult(Command, frozen=True):
@@ -171,6 +186,13 @@ class KeepNote(Command, frozen=True):
     kind: str
     number: int
     payload: bytes
+
+
+class KeepPiece(Command, frozen=True):
+    """Write to a file what is known of a task that failed or an actor that died, for a replay when all have ended."""
+
+    name: bytes
+    piece: Any  # recovery.record.Piece
 
 
 class RunTask(Command, frozen=True):
@@ -208,14 +230,26 @@ class DropResults(Command, frozen=True):
     oids: tuple[bytes, ...]
 
 
-class DropState(Command, frozen=True):
-    """Remove the files that keep checkpoints of an actor; path: the newest of them."""
+class Warn(Command, frozen=True):
+    """Tell the program, in its log."""
 
-    path: str
+    text: str
+
+
+class DropState(Command, frozen=True):
+    """Remove the folder with the checkpoints of an actor that has ended."""
+
+    url: str
+
+
+class ForgetStates(Command, frozen=True):
+    """Remove what only checkpoints after fewer calls than these need."""
+
+    calls: int
 
 
 class SaveState(Command, frozen=True):
-    """Pickle the actor's state between two calls; answered by StateSaved."""
+    """Pickle the actor's state between two calls; answered by StateTaken if writing takes longer, and StateSaved."""
 
     calls: int
 

@@ -13,10 +13,14 @@ from typing import Any
 import msgspec
 
 from ..errors import TaskCancelled, TaskTimeout, pack_error
+from ..recovery.stash import Stash
 from . import commands as c
 from . import messages as m
-from .actor_host import ActorHost, CallDeadline, CallEnded, CallMissed, DrainEnded, HostReady, StateSaved
+from .actor_calls import CallDeadline, CallEnded, CallMissed, CallsEnded
+from .actor_host import ActorHost, HostReady, Rested
+from .actor_saving import DrainEnded, StateSaved, StateTaken
 from .ids import object_id, short, task_of
+from .owner_waits import WaitTraced
 
 REPLY_DELAY_S_MAX = 0.001  # a reply may wait so long for others when more tasks are queued
 STOP_GRACE_S = 2.0  # for a task to end after its time limit, before its worker is killed
@@ -72,7 +76,9 @@ class Queued(msgspec.Struct):
 class Executor:
     """Decides; never waits, sends or reads a clock."""
 
-    def __init__(self, me: str, node: str, worker_id: str) -> None:
+    def __init__(self, me: str, node: str, worker_id: str, stash: Stash) -> None:
+        """stash: that of the process."""
+        self.stash = stash
         self.me = me
         self.node = node
         self.worker_id = worker_id
@@ -98,7 +104,7 @@ class Executor:
         if self.host is not None:
             self.host.out, self.host.now = out, now
         HANDLERS[type(event)](self, event, sender)
-        return out
+        return self.stash.attach(out) if self.stash.open else out
 
     # --- from owners ------------------------------------------------------------------------------
 
@@ -110,7 +116,11 @@ class Executor:
     def push_task(self, event: m.PushTask, sender: str) -> None:
         """A task to run."""
         if event.spec.actor is not None:
-            if self.host is not None and self.host.id == task_of(event.spec.actor.oid):
+            mine = self.host is not None and self.host.id == task_of(event.spec.actor.oid)
+            if self.host is not None and mine and sender not in self.stash.fenced:
+                if event.logs is not None:
+                    self.stash.merge(event.logs.owner, event.logs.logs, sender)
+                    event = msgspec.structs.replace(event, logs=None)
                 self.host.call_came(event, sender)
             return
         item = Queued(event, sender)
@@ -179,7 +189,7 @@ class Executor:
         if self.host is not None:
             if event.peer == self.host.owner:
                 # Its node would take this process for a free one, as the owner's leases are given back.
-                self.out.append(c.Send(self.node, m.WorkerStuck(self.worker_id, "the actor's maker is dead")))
+                self.out.append(c.Send(self.node, m.WorkerStuck(self.worker_id, "the actor's program is gone")))
             self.host.caller_gone(event.peer)
             return
         if running is not None and running.caller == event.peer and not self.stopping:
@@ -200,7 +210,7 @@ class Executor:
             item = Queued(push, item.caller)
         self.running = item
         if item.push.spec.life is not None:
-            self.host = ActorHost(item.push, item.caller, self.me)
+            self.host = ActorHost(item.push, item.caller, self.me, self.stash)
             self.host.out, self.host.now = self.out, self.now
         self.stopping = ""
         self.blocked = 0
@@ -315,6 +325,12 @@ class Executor:
         if self.host is not None:
             self.host.told(event, sender)
 
+    def wait_probed(self, event: m.WaitProbe, sender: str) -> None:
+        """Somebody waits for a task, perhaps for one that is here: the owner of what it waits for itself goes on."""
+        here = self.running is not None and self.running.push.spec.id == event.task
+        here = here or (self.host is not None and self.host.has(event.task))
+        self.out.append(c.SetTimer(0.0, WaitTraced(event, here)))
+
     # --- time limits ------------------------------------------------------------------------------
 
     def deadline_passed(self, event: DeadlinePassed, sender: str) -> None:
@@ -336,6 +352,8 @@ class Executor:
         self.out.append(c.SetTimer(STOP_GRACE_S, DeadlinePassed(event.task, event.attempt, True)))
 
 
+BOTH = frozenset((m.PeerLost, m.StashKept))  # concern the Owner of the process too
+
 HANDLERS: dict[type[Any], Callable[[Executor, Any, str], None]] = {
     m.PutFunction: Executor.put_function,
     m.PushTask: Executor.push_task,
@@ -350,12 +368,17 @@ HANDLERS: dict[type[Any], Callable[[Executor, Any, str], None]] = {
     CallDeadline: Executor.deadline_passed,
     HostReady: Executor.for_host,
     CallEnded: Executor.for_host,
+    CallsEnded: Executor.for_host,
+    StateTaken: Executor.for_host,
     StateSaved: Executor.for_host,
     DrainEnded: Executor.for_host,
     CallMissed: Executor.for_host,
-    m.TurnsKept: Executor.for_host,
+    Rested: Executor.for_host,
+    m.CallerFound: Executor.for_host,
+    m.StashKept: Executor.for_host,
     m.CheckpointKept: Executor.for_host,
     m.CallersKnown: Executor.for_host,
     m.CallerGone: Executor.for_host,
     m.CallsResent: Executor.for_host,
+    m.WaitProbe: Executor.wait_probed,
 }

@@ -277,6 +277,8 @@ def _pins_are_counted(owner: Owner) -> Iterator[str]:
             for index, obj in task.stream.items.items():
                 if index >= task.stream.taken:
                     pins[obj.oid] = pins.get(obj.oid, 0) + 1
+    for obj in owner.going_home:
+        pins[obj.oid] = pins.get(obj.oid, 0) + 1
     for ref in held_for_actors(owner):
         pins[ref.oid] = pins.get(ref.oid, 0) + 1
     for obj in owner.objects.values():
@@ -307,8 +309,8 @@ def held_for_actors(owner: Owner) -> Iterator[RefTo]:
     for made in owner.made.values():
         for push in made.kept_calls.values():
             yield from held_by(push)
-        if made.checkpoint is not None:
-            yield from made.checkpoint.value.contained
+        for checkpoint in (made.checkpoint, made.fallback):
+            yield from checkpoint.value.contained if checkpoint is not None else ()
 
 
 @law("O-2", "an object is held as lineage as often as tasks would need it to run again", "Owner")

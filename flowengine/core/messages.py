@@ -6,6 +6,30 @@ running total, so that a receiver can tell what is stale. The order of fields is
 
 from __future__ import annotations
 
+from .calling import BEGINNING as BEGINNING
+from .calling import ActorAt as ActorAt
+from .calling import ActorReady as ActorReady
+from .calling import ActorRecovered as ActorRecovered
+from .calling import CallerFound as CallerFound
+from .calling import CallerGone as CallerGone
+from .calling import CallersKnown as CallersKnown
+from .calling import CallerSought as CallerSought
+from .calling import CallsCovered as CallsCovered
+from .calling import CallsResent as CallsResent
+from .calling import Checkpoint as Checkpoint
+from .calling import CheckpointFailed as CheckpointFailed
+from .calling import CheckpointKept as CheckpointKept
+from .calling import CheckpointTaken as CheckpointTaken
+from .calling import KillActor as KillActor
+from .calling import Log as Log
+from .calling import StashCarried as StashCarried
+from .calling import StashKept as StashKept
+from .calling import WatchActor as WatchActor
+from .making import ActorLeft as ActorLeft
+from .making import ActorMade as ActorMade
+from .making import ActorNoted as ActorNoted
+from .making import ActorUnneeded as ActorUnneeded
+from .making import MakerLeft as MakerLeft
 from .membership import NodeAccepted as NodeAccepted
 from .membership import NodeEntry as NodeEntry
 from .membership import NodeFenced as NodeFenced
@@ -14,11 +38,13 @@ from .membership import NodeReport as NodeReport
 from .membership import NodesChanged as NodesChanged
 from .membership import SlotsFound as SlotsFound
 from .membership import SlotsSought as SlotsSought
+from .parts import HANDLE as HANDLE
 from .parts import ActorLife as ActorLife
 from .parts import Death as Death
 from .parts import Failed as Failed
 from .parts import Inline as Inline
 from .parts import Message as Message
+from .parts import Odds as Odds
 from .parts import Pending as Pending
 from .parts import Record as Record
 from .parts import RefTo as RefTo
@@ -30,19 +56,12 @@ from .talk import Answered as Answered
 from .talk import Asked as Asked
 from .talk import ChaosOrdered as ChaosOrdered
 from .talk import Goodbye as Goodbye
+from .talk import Hop as Hop
 from .talk import LogLines as LogLines
 from .talk import PeerLost as PeerLost
 from .talk import Ping as Ping
 from .talk import Pong as Pong
-
-
-class Checkpoint(Record, frozen=True):
-    """An actor's state after so many calls; the value is the pickled state with what its machine needs."""
-
-    calls: int
-    value: Value
-    path: str = ""  # the file that holds the state when it is large
-
+from .talk import WaitProbe as WaitProbe
 
 # --- owner -> executor ----------------------------------------------------------------------------
 
@@ -69,6 +88,9 @@ class PushTask(Message, frozen=True):
     seen: bool = False  # calls: the caller has its reply, so a replay must run it where it was
     checkpoint: Checkpoint | None = None  # actors: where to begin
     stream_taken: int = 0  # items that the reader has taken already
+    fallback: Checkpoint | None = None  # actors: where to begin when the checkpoint's file turns out to be bad
+    odds: Odds | None = None  # actors: what is known of failures
+    logs: StashCarried | None = None  # calls: logs of actors that it may depend on
 
 
 class CancelTask(Message, frozen=True):
@@ -109,6 +131,7 @@ class TaskDone(Message, frozen=True):
     recorded: tuple[tuple[str, int, bytes], ...] = ()
     stream_items: int = 0
     began_us: int = 0  # on the clock of the worker's host
+    place: int = 0  # calls: so many the actor had begun, with this one; 0: it does not matter to the receiver
 
 
 class TaskFailed(Message, frozen=True):
@@ -134,6 +157,21 @@ class TakenBack(Message, frozen=True):
     blocked: bool = False
 
 
+class PersistObject(Message, frozen=True):
+    """Owner to a worker: write this result, which is in the store of your host, to durable storage too."""
+
+    oid: bytes
+
+
+class ObjectPersisted(Message, frozen=True):
+    """The answer: the durable copy is in the folder of this URL; empty: failure says why not."""
+
+    oid: bytes
+    url: str
+    write_s: float
+    failure: str = ""
+
+
 class StreamItem(Message, frozen=True):
     """The index-th item of a streaming task."""
 
@@ -144,99 +182,28 @@ class StreamItem(Message, frozen=True):
 
 
 class StashAdded(Message, frozen=True):
-    """What a running task would need to take the same way again: its choices and its children's results."""
+    """What a running task would need to take the same way again: its choices and its children's results.
+
+    For an actor also how many calls have begun. With a mark it is answered by StashKept.
+    """
 
     task: bytes
     attempt: int
     recorded: tuple[tuple[str, int, bytes], ...] = ()
     children: tuple[tuple[bytes, Value], ...] = ()
+    reach: int = 0
+    mark: int = 0
 
 
 # --- callers, actors and their owners ----------------------------------------------------------------
 
 
-class WatchActor(Message, frozen=True):
-    """A caller wants to know where the actor is, now and whenever that changes."""
-
-    actor: bytes
-
-
-class ActorAt(Message, frozen=True):
-    """Where the actor is. state: alive, restarting, dead (then error is the packed reason)."""
-
-    actor: bytes
-    incarnation: int
-    state: str
-    worker: str = ""
-    recovery: str = "exactly_once"
-    error: bytes = b""
-
-
-class ActorReady(Message, frozen=True):
-    """Actor to its owner: the constructor ran, or the state was restored; replayed: calls that were run again."""
+class CheckpointsAt(Message, frozen=True):
+    """Actor to its owner: it begins to write checkpoints into this folder, which goes when the actor ends."""
 
     actor: bytes
     attempt: int
-    worker: str
-    error: bytes = b""  # the constructor raised
-
-
-class ActorRecovered(Message, frozen=True):
-    """Actor to its owner: all that had been seen of the last incarnation was done again."""
-
-    actor: bytes
-    attempt: int
-    replayed: int
-
-
-class TurnsKept(Message, frozen=True):
-    """Owner to actor: the turns up to this number are held here; what depends on them may go out."""
-
-    actor: bytes
-    turn: int
-
-
-class CheckpointTaken(Message, frozen=True):
-    """Actor to its owner: a newer state to begin from."""
-
-    actor: bytes
-    attempt: int
-    checkpoint: Checkpoint
-
-
-class CheckpointKept(Message, frozen=True):
-    """Owner to actor: the checkpoint after so many calls is held here."""
-
-    actor: bytes
-    calls: int
-
-
-class CallsCovered(Message, frozen=True):
-    """Actor to caller: calls of caller_key up to this number need not be kept for a replay."""
-
-    actor: bytes
-    caller_key: bytes
-    seq: int
-
-
-class CallersKnown(Message, frozen=True):
-    """Owner to a new incarnation: these processes will send their calls again; wait for each to have done so."""
-
-    actor: bytes
-    callers: tuple[str, ...]
-
-
-class CallerGone(Message, frozen=True):
-    """Owner to actor: do not wait for this process."""
-
-    actor: bytes
-    caller: str
-
-
-class CallsResent(Message, frozen=True):
-    """Caller to a new incarnation: all that it needs for a replay has been sent."""
-
-    actor: bytes
+    url: str
 
 
 class CallsKept(Message, frozen=True):
@@ -245,14 +212,6 @@ class CallsKept(Message, frozen=True):
     actor: bytes
     calls: tuple[PushTask, ...]
     introduced: bool = False  # the owners of their inputs count the receiver as a borrower, once per call
-
-
-class KillActor(Message, frozen=True):
-    """To the actor's owner: end it; restart: only its process."""
-
-    actor: bytes
-    restart: bool
-    reason: str
 
 
 # --- owner <-> node -------------------------------------------------------------------------------
@@ -317,7 +276,7 @@ class LeaseLost(Message, frozen=True):
 
 
 class KillWorker(Message, frozen=True):
-    """Kill the worker of this lease (a forced cancel)."""
+    """Kill the worker of this lease: while it is in this task (a forced cancel), or whatever it does (an actor's)."""
 
     lease: int
     task: bytes

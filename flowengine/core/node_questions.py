@@ -18,7 +18,7 @@ CLUSTER, LOCAL = "cluster", "local"
 CLUSTER_ANSWER_S_MAX = 1.5
 LOCAL_ANSWER_S_MAX = 1.0  # shorter: another node waits for this one
 
-ASKS_PROCESSES = frozenset(("stats", "story", "stack", "spans"))
+ASKS_PROCESSES = frozenset(("stats", "story", "stack", "spans", "stash", "record", "reply", "explain"))
 STORE_BYTES = ("limit_bytes", "used_bytes", "granted_bytes", "pool_bytes", "disk_bytes")
 ASKS_HEAD = frozenset(("stats", "story"))
 
@@ -79,7 +79,7 @@ class Questions(Part):
         if event.topic == "store":
             store = self.node.store
             return {name: getattr(store, name) for name in STORE_BYTES}
-        return {"stack": {}, "spans": []}.get(event.topic)
+        return {"stack": {}, "spans": [], "stash": [], "record": [], "reply": [], "explain": []}.get(event.topic)
 
     @on(Answered)
     def _answered(self, event: Answered, now: float, sender: str) -> None:
@@ -136,7 +136,7 @@ def merged(topic: str, content: Any, more: Any, sender: str) -> Any:
     """An answer with another process's answer added; what has the wrong form is left out."""
     if topic == "stats" and isinstance(more, dict):
         return add(content, more)
-    if topic in ("nodes", "story", "spans") and isinstance(more, list | tuple):
+    if topic in ("nodes", "story", "spans", "stash", "record", "reply", "explain") and isinstance(more, list | tuple):
         together = [*content, *more]
         return sorted(together, key=lambda node: str(node["node_id"])) if topic == "nodes" else together
     if topic == "resources" and isinstance(more, dict):

@@ -14,17 +14,41 @@ from . import messages as m
 from . import owner_state as s
 from .ids import object_id, task_of
 from .owner_actors import HANDLERS as ACTOR_HANDLERS
-from .owner_actors import ActorRules
+from .owner_durable import HANDLERS as DURABLE_HANDLERS
+from .owner_durable import DurableRules
+from .owner_estate import HANDLERS as ESTATE_HANDLERS
+from .owner_estate import EstateRules
 from .owner_heirs import HeirRules
 from .owner_leases import LeaseRules
+from .owner_makers import HANDLERS as MAKER_HANDLERS
+from .owner_records import RecordRules
 from .owner_recovery import RecoveryRules
 from .owner_refs import RefRules
-from .owner_state import Obj, State, Step, Stream, Task, Waiter
+from .owner_stash import HANDLERS as STASH_HANDLERS
+from .owner_stash import StashRules
+from .owner_state import (
+    DONE,
+    ENDED,
+    ENDED_WELL,
+    FAILED,
+    INPUTS_CAME,
+    READY,
+    SENT,
+    WAITING,
+    Obj,
+    Step,
+    Stream,
+    Task,
+    Waiter,
+)
 from .owner_story import UNTOLD, StoryRules
 from .owner_streams import StreamRules
+from .owner_waits import HANDLERS as WAIT_HANDLERS
+from .owner_waits import WaitRules
 
 
-class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRules, StoryRules):
+class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamRules, StashRules, RecordRules,
+            DurableRules, WaitRules, StoryRules):
     """Decides; never waits, sends or reads a clock."""
 
     def handle(self, event: m.Message, now: float, sender: str = "") -> list[Any]:
@@ -36,13 +60,16 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
         if kind not in UNTOLD:
             self.journal.event(now, sender, event)
         HANDLERS[kind](self, event, sender)
-        return out
+        return self.stash.attach(out) if self.stash.open else out
 
     # --- submission -------------------------------------------------------------------------------
 
     def submitted(self, event: s.Submitted, sender: str) -> None:
         """User code called a remote function: note the lineage, queue. No waiting, no round trip."""
         spec = event.spec
+        if spec.life is not None and spec.driver:
+            self.make_elsewhere(event)
+            return
         if spec.id in self.tasks and self.submitted_again(self.tasks[spec.id], event):
             if spec.actor is not None:
                 self.called_again(self.tasks[spec.id])
@@ -68,7 +95,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
             return
         if spec.actor is not None:
             self.called(task)
-            if task.state is State.FAILED:
+            if task.state is FAILED:
                 return
         elif spec.life is not None:
             self.actor_made(task)
@@ -102,7 +129,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
                 self.end_badly(task, obj.value)
                 return
         if not missing:
-            task.step(Step.INPUTS_CAME)
+            task.step(INPUTS_CAME)
             if task.spec.actor is None:
                 self.enqueue(task)
             else:
@@ -110,7 +137,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
             return
         lease = self.lease_to_follow(task, missing) if task.spec.actor is None else None
         if lease is not None:
-            task.step(Step.INPUTS_CAME)
+            task.step(INPUTS_CAME)
             self.push(lease, task)
             return
         task.missing = len(missing)
@@ -126,20 +153,22 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
     def current(self, task_id: bytes, attempt: int) -> Task | None:
         """The task, if this attempt is the one that counts; the one place that decides what is stale."""
         task = self.tasks.get(task_id)
-        if task is None or task.attempt != attempt or task.state is not State.SENT:
+        if task is None or task.attempt != attempt or task.state is not SENT:
             self.counters["stale_messages"] += 1
             return None
         return task
 
     def task_done(self, event: m.TaskDone, sender: str) -> None:
         """An attempt ended well."""
-        task = self.current(event.task, event.attempt)
+        task = self.current(event.task, event.attempt) if sender not in self.stash.fenced else None
         if task is None:
             self.drop_values(event.task, event.values)
             return
         self.ran(task, event.began_us, event.run_us, "done")
         self.left_lease(task, event.run_us)
         self.counters["tasks_executed" if task.spec.actor is None else "calls_executed"] += 1
+        if event.place and task.spec.actor is not None:
+            self.hear_place(task.spec.actor, event.place, sender)
         if event.held:
             self.holds(task, event.held, sender)
         if not task.wanted:
@@ -148,7 +177,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
             return
         if event.recorded:
             task.recorded = {(kind, number): payload for kind, number, payload in event.recorded}
-        task.step(Step.ENDED_WELL)
+        task.step(ENDED_WELL)
         if task.stream is not None:
             self.stream_ended(task, event.stream_items)
             self.settle(task)
@@ -160,6 +189,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
             if task.rebuilds and obj.value is None and self.objects.get(obj.oid) is obj:
                 self.counters["objects_rebuilt"] += 1
             self.set_value(obj, value, sender)
+            if type(value) is m.Stored:
+                self.weigh(task, obj, event.run_us, sender)
         self.settle(task)
 
     def ran(self, task: Task, began_us: int, run_us: int, outcome: str) -> None:
@@ -178,7 +209,9 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
         if task.spec.actor is not None:
             self.call_settled(task)
             return
-        keep = task.state is State.DONE and self.keeps_lineage(task)
+        if task.spec.life is not None:
+            self.actor_settled(task)
+        keep = task.state is DONE and self.keeps_lineage(task)
         inputs, nested = task.inputs, task.nested
         if keep:
             if not task.lineage:
@@ -198,6 +231,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
                 self.release(obj)
         if task.again is not None:
             self.look_again(task)
+        if task.spec.id in self.tops:
+            self.top_ended(task)
 
     def keeps_lineage(self, task: Task) -> bool:
         """A result that lives in a store, or holds references of the dead worker's, may have to be made again."""
@@ -244,7 +279,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
             self.call_cut_short(task)
         if not task.wanted:
             self.end_badly(task, m.Failed(task.why_unwanted, "cancelled"))
-        elif event.kind == "cancelled":  # and wanted again meanwhile
+        elif event.kind == "cancelled" and task.spec.actor is None:  # and wanted again meanwhile
             self.try_again(task)
         elif event.kind == "args":
             for oid, nodes in event.lost:
@@ -281,6 +316,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
 
     def give_error(self, task: Task, error: m.Failed, sender: str) -> None:
         """Set the error as the value of every result; its maker introduced us once to what the error refers to."""
+        self.keep_failed(task, error)
         if task.stream is not None:
             task.stream.error = error
             self.stream_ended(task, task.stream.count)
@@ -291,7 +327,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
 
     def end_later(self, task: Task, error: m.Failed) -> None:
         """As end_badly, for a task that may be queued or running."""
-        if task.state is State.READY and task.spec.actor is None:
+        if task.state is READY and task.spec.actor is None:
             self.dequeue(task)
         self.end_badly(task, error)
 
@@ -353,7 +389,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
         return True
 
     def input_came(self, task: Task, value: m.Value) -> None:
-        if task.state is not State.WAITING:
+        if task.state is not WAITING:
             return
         if type(value) is m.Failed:
             self.end_badly(task, value)
@@ -369,6 +405,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
             obj = self.objects[event.oid] = Obj(event.oid, local=1, durable=event.durable, was_put=True)
         else:
             obj.local += 1  # a parent that runs again puts the same value
+            obj.was_put = obj.was_put or obj.task is None
         if obj.value is None:
             self.set_value(obj, event.value, "")
 
@@ -426,10 +463,10 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, ActorRules, StreamRu
             self.send(obj.owner, m.CancelObject(event.oid, event.force, event.recursive))
 
     def cancel(self, task: Task, force: bool, recursive: bool, again: bool = False) -> None:
-        if task.state in (State.DONE, State.FAILED):
+        if task.state in ENDED:
             return
         task.why_unwanted = self.cancelled_error(task, force)
-        if task.state is not State.SENT:
+        if task.state is not SENT:
             if not self.actor_cancelled(task):
                 self.end_later(task, m.Failed(task.why_unwanted, "cancelled"))
             return
@@ -472,7 +509,7 @@ HANDLERS: dict[type[Any], Callable[[Owner, Any, str], None]] = {
     s.InputsGiven: Owner.inputs_given,
     s.RefFound: Owner.ref_found,
     s.RefsDropped: Owner.refs_dropped,
-    s.Exported: Owner.exported,
+    s.Exported: Owner.given_away,
     s.FreeAsked: Owner.free_asked,
     m.FreeObject: Owner.free_object,
     m.BorrowAdded: Owner.borrow_added,
@@ -499,10 +536,12 @@ HANDLERS: dict[type[Any], Callable[[Owner, Any, str], None]] = {
     m.LoseObject: Owner.lose_object,
     s.ParentBegan: Owner.parent_began,
     s.ParentEnded: Owner.parent_ended,
-    s.Noted: Owner.noted,
-    m.StashAdded: Owner.stash_added,
     s.NodeMoved: Owner.node_moved,
-    s.DurableBack: Owner.durable_back,
     m.Pong: _ignore,
     **ACTOR_HANDLERS,
+    **DURABLE_HANDLERS,
+    **MAKER_HANDLERS,
+    **STASH_HANDLERS,
+    **ESTATE_HANDLERS,
+    **WAIT_HANDLERS,
 }

@@ -11,13 +11,18 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import ActorDied, pack_error
+from ..recovery.stash import place_of
 from . import commands as c
 from . import messages as m
 from . import owner_state as s
 from .ids import object_id, short
 from .owner_calls import CallRules
+from .owner_cycles import Trial
 from .owner_state import Made, State, Task
 
+LEAVE_S_MAX = 2.0  # for the process of an actor that nobody needs to say what others need of it
+LOOK_S = 1.0  # between looks at an actor that nobody can call but tasks that would run again
+UNNEEDED = "its last handle is gone"
 SAME_CALL_DEATHS_MAX = 3  # a call in which the actor dies so often in a row is not tried again
 
 
@@ -46,20 +51,35 @@ class ActorRules(CallRules):
             self.actor_ends(made, event.error)
             return
         made.unborn = 0
+        made.born_at = made.born_at if made.born_at >= 0 else self.now
         made.incarnation = event.attempt
+        if made.checkpoint is not None and made.fallback is not None and event.restored < made.checkpoint.calls:
+            self.drop_checkpoint(made, made.checkpoint)  # it turned out to be bad
+            made.checkpoint = made.fallback if made.fallback.calls else None
+            made.fallback = None
         made.worker = event.worker
         made.state = "alive"
         self.tell_watchers(made)
         for push in made.kept_calls.values():
             self.send(made.worker, push)
-        if event.attempt > 1:
-            self.send(made.worker, m.CallersKnown(event.actor, tuple(made.watchers)))
+        if event.attempt > 1 and not made.poll:
+            self.tell_callers_known(made)
+        life = task.spec.life
+        made.settled = event.attempt == 1 or (life is not None and life.recovery != "exactly_once")
+        if task.wards:
+            self.bring_wards(task, made.settled)
+        if life is not None and life.recovery != "exactly_once":
+            self.maker_is_back(event.actor, sender)
 
     def actor_recovered(self, event: m.ActorRecovered, sender: str) -> None:
         """The replay is over."""
         made = self.made.get(event.actor)
         if made is not None and made.incarnation == event.attempt:
             self.counters["calls_replayed"] += event.replayed
+            self.actor_settles(made)
+            life = made.task.spec.life
+            if life is not None and not life.is_async:  # of coroutines some may still be at it
+                self.maker_is_back(event.actor, sender)
 
     def tell_watchers(self, made: Made) -> None:
         for to in made.watchers:
@@ -108,6 +128,9 @@ class ActorRules(CallRules):
             self.actor_ends(made, self.death_error(task, death, "its process died"))
         else:
             made.restarts += 1
+            self.lives.deaths += 1
+            if life.recovery == "exactly_once":
+                self.poll(made, made.worker)
             made.state = "restarting"
             made.worker = ""
             self.counters["actor_restarts"] += 1
@@ -130,7 +153,7 @@ class ActorRules(CallRules):
             attempt=made.restarts + 1,
             attempts_max=limit + 1 if limit >= 0 else 0,
             log_lines=death.log_lines,
-            what_next="nothing: it stays dead",
+            what_next=f"nothing: it stays dead; flow replay {short(task.spec.id)} runs its last calls again under pdb",
         )
         return pack_error(error)
 
@@ -139,12 +162,16 @@ class ActorRules(CallRules):
         task = made.task
         if made.state == "dead":
             return
+        leaves = made.state == "alive" and made.ending == UNNEEDED
         made.state = "dead"
         made.error = error
-        self.drop_checkpoint(made)
-        if made.checkpoint is not None and made.checkpoint.path:
-            self.out.append(c.DropState(made.checkpoint.path))
-        made.checkpoint = None
+        if made.ending != UNNEEDED:
+            self.keep_dead(made)
+        checkpoints, made.checkpoint, made.fallback = (made.checkpoint, made.fallback), None, None
+        if made.ending == UNNEEDED and made.folder:
+            self.out.append(c.DropState(made.folder))
+        for checkpoint in checkpoints:
+            self.drop_checkpoint(made, checkpoint)
         kept, made.kept_calls = made.kept_calls, {}
         for push in kept.values():
             self.drop_kept(push)
@@ -155,14 +182,40 @@ class ActorRules(CallRules):
         self.tell_watchers(made)
         if task.state is State.SENT and task.lease is not None:
             lease = task.lease
-            self.send(lease.node, m.KillWorker(lease.id, task.spec.id, "its actor has ended"))
+            if leaves:
+                self.send(made.worker, m.ActorUnneeded(task.spec.id))
+                self.out.append(c.SetTimer(LEAVE_S_MAX, s.ActorOverdue(task.spec.id, lease.node, lease.id)))
+            else:
+                self.end_process(lease)
             task.wanted = False
         if task.state in (State.WAITING, State.READY, State.SENT):
             self.end_later(task, m.Failed(error, "actor"))
 
-    def drop_checkpoint(self, made: Made) -> None:
-        if made.checkpoint is not None:
-            self.discard(made.checkpoint.value, [object_id(made.task.spec.id, made.checkpoint.calls)])
+    def end_process(self, lease: s.Lease) -> None:
+        """Nobody needs the process in which the actor lived."""
+        self.send(lease.node, m.KillWorker(lease.id, b"", "its actor has ended"))
+
+    def actor_unwanted(self, event: m.ActorUnneeded, sender: str) -> None:
+        """The actor of this process ends: calls that it made may have to be made again for others."""
+        self.leaving(s.Leaving(), "")
+        self.send(sender, m.ActorLeft(event.actor))
+
+    def actor_left(self, event: m.ActorLeft, sender: str) -> None:
+        """All that others need of the actor is here."""
+        for lease in self.leases.values():
+            if lease.worker == sender and event.actor in lease.inflight:
+                self.end_process(lease)
+
+    def actor_overdue(self, event: s.ActorOverdue, sender: str) -> None:
+        """Timer: the process of an actor that has ended does not answer."""
+        lease = self.leases.get((event.node, event.lease))
+        if lease is not None and event.actor in lease.inflight:
+            self.end_process(lease)
+
+    def drop_checkpoint(self, made: Made, checkpoint: m.Checkpoint | None) -> None:
+        """What is inside of this state is not needed any more."""
+        if checkpoint is not None:
+            self.discard(checkpoint.value, [object_id(made.task.spec.id, checkpoint.calls)])
 
     def kill_actor(self, event: m.KillActor, sender: str) -> None:
         """Somebody ends the actor."""
@@ -173,7 +226,7 @@ class ActorRules(CallRules):
         lease = task.lease
         if event.restart:
             if lease is not None and task.state is State.SENT:
-                self.send(lease.node, m.KillWorker(lease.id, task.spec.id, event.reason))
+                self.send(lease.node, m.KillWorker(lease.id, b"", event.reason))
             return
         made.ending = event.reason
         self.actor_ends(made, self.actor_error(task.spec.name, event.reason, "nothing: it stays dead"))
@@ -190,16 +243,38 @@ class ActorRules(CallRules):
         """No handle and no call is left: the actor ends, unless it is detached."""
         made = self.made.get(task.spec.id)
         life = task.spec.life
-        if made is None or (life is not None and life.detached):
+        if made is None or (life is not None and life.detached) or self.awaits_maker(made):
             return False
-        made.ending = "its last handle is gone"
+        actor = task.results[0]
+        if actor.lineage and not Trial(self).ends(actor):
+            self.look_later(made)
+            return False
+        made.ending = UNNEEDED
         self.actor_ends(made, self.actor_error(task.spec.name, made.ending, ""))
         self.forget_actor(task.spec.id)
         return True
 
+    def look_later(self, made: Made) -> None:
+        """Only the lineage of results holds the actor: what holds those is not told here."""
+        if not made.looking:
+            made.looking = True
+            self.out.append(c.SetTimer(LOOK_S, s.ActorLooked(made.task.spec.id)))
+
+    def actor_looked(self, event: s.ActorLooked, sender: str) -> None:
+        """Timer: does anybody need the actor?"""
+        made = self.made.get(event.actor)
+        if made is not None:
+            made.looking = False
+            self.release(made.task.results[0])
+
     def forget_actor(self, actor: bytes) -> None:
         """No handle of an actor that was made here is left."""
-        self.made.pop(actor, None)
+        made = self.made.pop(actor, None)
+        if made is not None and made.top:
+            siblings = self.tops.get(made.top, {})
+            siblings.pop(actor, None)
+            if not siblings:
+                self.tops.pop(made.top, None)
         target = self.targets.pop(actor, None)
         for task in target.sent.values() if target is not None else ():
             if isinstance(task, Task):
@@ -213,7 +288,7 @@ class ActorRules(CallRules):
         made = self.made.get(event.actor)
         oid = object_id(event.actor, event.checkpoint.calls)
         if task is None or made is None or made.state == "dead":
-            self.discard(event.checkpoint.value, [oid])
+            self.refuse(oid, event.checkpoint.value)
             return
         if event.checkpoint.value.contained:
             for ref in event.checkpoint.value.contained:
@@ -222,18 +297,37 @@ class ActorRules(CallRules):
                 if inner.owner:
                     inner.introduced += 1
                     self.unannounced.pop(inner.oid, None)
-        self.drop_checkpoint(made)
-        made.checkpoint = event.checkpoint
+        former, made.checkpoint, made.unsaved = made.checkpoint, event.checkpoint, ""
+        self.drop_checkpoint(made, made.fallback)
+        made.fallback = None
+        if event.checkpoint.path:
+            made.fallback = former or m.BEGINNING
+        else:
+            self.drop_checkpoint(made, former)
         self.counters["checkpoints_taken"] += 1
+        told = m.Checkpoint(event.checkpoint.calls, m.Inline(b""), event.checkpoint.path)
+        self.journal.event(self.now, sender, m.CheckpointTaken(event.actor, event.attempt, told))
+        needed_from = made.needed_from
+        self.keep_older(made, former)
         if task.recorded:
-            task.recorded = {key: payload for key, payload in task.recorded.items() if key[1] >= event.checkpoint.calls}
-        self.send(sender, m.CheckpointKept(event.actor, event.checkpoint.calls))
+            task.recorded = {key: payload for key, payload in task.recorded.items() if place_of(*key) >= needed_from}
+        self.send(sender, m.CheckpointKept(event.actor, needed_from, self.lives.rate_per_s(self.now)))
 
-    def turns_came(self, task: Task, sender: str, recorded: tuple[tuple[str, int, bytes], ...]) -> None:
-        """The actor may let out what depends on these turns."""
-        turns = [number for kind, number, _ in recorded if kind == "turn"]
-        if turns:
-            self.send(sender, m.TurnsKept(task.spec.id, max(turns)))
+    def checkpoints_at(self, event: m.CheckpointsAt, sender: str) -> None:
+        """The actor begins to write files."""
+        made = self.made.get(event.actor)
+        if made is None or made.state == "dead":
+            self.out.append(c.DropState(event.url))
+        else:
+            made.folder = event.url
+
+    def checkpoint_failed(self, event: m.CheckpointFailed, sender: str) -> None:
+        """A state could not be kept, or not be read again: the program is told, once for each reason."""
+        made = self.made.get(event.actor)
+        if self.current(event.actor, event.attempt) is None or made is None or made.unsaved == event.reason:
+            return
+        made.unsaved = event.reason
+        self.out.append(c.Warn(f"actor {made.task.spec.name} {short(event.actor)}: {event.reason}"))
 
 
 HANDLERS: dict[type[Any], Callable[[Any, Any, str], None]] = {
@@ -242,9 +336,15 @@ HANDLERS: dict[type[Any], Callable[[Any, Any, str], None]] = {
     m.WatchActor: ActorRules.watch_actor,
     m.ActorAt: ActorRules.actor_at_told,
     m.CheckpointTaken: ActorRules.checkpoint_taken,
+    m.CheckpointsAt: ActorRules.checkpoints_at,
+    m.CheckpointFailed: ActorRules.checkpoint_failed,
     m.CallsKept: ActorRules.calls_kept,
     m.CallsCovered: ActorRules.calls_covered,
     m.KillActor: ActorRules.kill_actor,
     s.SeqsRestored: ActorRules.seqs_restored,
     s.Leaving: ActorRules.leaving,
+    s.ActorLooked: ActorRules.actor_looked,
+    m.ActorUnneeded: ActorRules.actor_unwanted,
+    m.ActorLeft: ActorRules.actor_left,
+    s.ActorOverdue: ActorRules.actor_overdue,
 }

@@ -7,32 +7,39 @@ from collections import deque
 from typing import Any
 
 from ..config import Config
+from ..recovery.failures import Lives
+from ..recovery.stash import Stash
 from . import commands as c
 from . import messages as m
+from .copies import Persisting
 from .journal import Journal
 from .owner_state import (
     Cost,
     Demand,
     Exported,
     Lease,
+    LongWait,
     Made,
     Obj,
     Parent,
     Queue,
     QueueKey,
+    RefFound,
+    RefsDropped,
     Stream,
     Submitted,
     Target,
     Task,
     Waiter,
 )
+from .past import Past
 
 JOURNAL_ENTRIES = 5_000
 SPANS_KEPT = 20_000  # runs for the timeline
 COUNTERS = (
     "tasks_submitted", "tasks_executed", "tasks_retried", "objects_rebuilt", "objects_inlined", "stale_messages",
-    "stash_entries_forwarded", "actors_started", "actors_alive", "actor_restarts", "calls_executed", "calls_replayed",
-    "checkpoints_taken",
+    "stash_entries_forwarded", "stash_entries_flushed", "actors_started", "actors_alive", "actor_restarts",
+    "calls_executed", "calls_replayed", "checkpoints_taken", "objects_persisted",
 )  # fmt: skip
 
 
@@ -94,6 +101,9 @@ class OwnerBase(ABC):
         # objects, owned and borrowed
         self.objects: dict[bytes, Obj] = {}
         self.waiters: dict[int, Waiter] = {}
+        self.long_waits: dict[int, LongWait] = {}
+        self.expected: dict[bytes, None] = {}  # objects that an actor's replay here has yet to own again
+        self.circles: dict[int, str] = {}  # waits that were broken since they would never have ended
         self.unannounced: dict[bytes, Obj] = {}  # borrowed, and the owner does not know about us yet
         self.borrowed_by: dict[str, dict[bytes, Obj]] = {}  # borrower -> objects of ours that it holds
         self.unconfirmed: dict[tuple[str, bytes], list[Task]] = {}  # (owner, object): tasks that hold it until then
@@ -109,10 +119,26 @@ class OwnerBase(ABC):
         self.made: dict[bytes, Made] = {}  # those that were made here
         self.targets: dict[bytes, Target] = {}  # those that are called from here
         self.seqs_before: dict[tuple[bytes, bytes], int] = {}  # numbers used before a checkpoint: actor, caller
+        self.tops: dict[bytes, dict[bytes, None]] = {}  # our tasks and actors -> actors that were made below them
+        self.unheard: dict[bytes, str] = {}  # actors that were made here -> the driver that has yet to note each
+        self.held_back: list[c.Send] = []  # until it has
+        self.gated = False  # some of this is there, so what is sent passes gate()
+        self.going_home: list[Obj] = []  # what goes to its owner inside of a value: it is held until that has left
+        # logs
+        self.stash = Stash(
+            config.stash_flush_s, config.stash_bytes_max, config.stash_holders_max, config.calls_ahead_max,
+            self.counters,
+        )  # fmt: skip
+        self.lives = Lives()  # of the processes leased here: how often such die
+        self.polls = 0  # questions asked about the logs of dead actors
         # losses
         self.dead: dict[str, None] = {}  # addresses of processes and nodes that are gone for good
+        self.persisting = Persisting()
         self.parents: dict[bytes, Parent] = {}  # tasks whose code runs here
         self.left_children: dict[bytes, m.Value] = {}  # results that an earlier attempt of a parent left
+        # replays in another process
+        self.past = Past()
+        self.keeps_records = False  # what fails is to be written to a file
 
     def send(self, to: str, message: m.Message, lazy: bool = False) -> None:
         """Order a message to another process."""
@@ -151,6 +177,38 @@ class OwnerBase(ABC):
     @abstractmethod
     def cancel(self, task: Task, force: bool, recursive: bool, again: bool = False) -> None:
         """The task is not wanted any more."""
+
+    @abstractmethod
+    def unhook(self, waiter: Waiter) -> None:
+        """The waiter is done: objects that are still pending forget it."""
+
+    @abstractmethod
+    def is_borrowed(self, obj: Obj) -> bool:
+        """Some other process holds it."""
+
+    @abstractmethod
+    def ref_found(self, event: RefFound, sender: str) -> None:
+        """A reference came from where nobody introduced us."""
+
+    @abstractmethod
+    def refs_dropped(self, event: RefsDropped, sender: str) -> None:
+        """ObjectRef instances are gone."""
+
+    @abstractmethod
+    def bring_wards(self, task: Task, settled: bool) -> None:
+        """The actor is back: it owns again what it owned."""
+
+    @abstractmethod
+    def actor_settles(self, made: Made) -> None:
+        """The replay of an actor is over: what it has not made by now does not come."""
+
+    @abstractmethod
+    def wards_of(self, task: Task) -> list[Obj]:
+        """Borrowed objects that wait for the task to bring a new owner."""
+
+    @abstractmethod
+    def asked_as_heir(self, event: m.HeirAsked, sender: str) -> Obj | None:
+        """We are the next incarnation of an actor; with its name the object may still come."""
 
     @abstractmethod
     def set_value(self, obj: Obj, value: m.Value, sender: str) -> None:
@@ -236,6 +294,24 @@ class OwnerBase(ABC):
     def forget_function(self, function: bytes) -> None:
         """The function's pickled form is gone here."""
 
+    # --- records ---
+
+    @abstractmethod
+    def keep_chosen(self, task: Task, event: m.StashAdded) -> None:
+        """A running task has chosen, or a child of it has ended."""
+
+    @abstractmethod
+    def keep_older(self, made: Made, former: m.Checkpoint | None) -> None:
+        """A newer checkpoint takes the place of this one, and of choices before it."""
+
+    @abstractmethod
+    def keep_dead(self, made: Made) -> None:
+        """The actor is dead for good."""
+
+    @abstractmethod
+    def keep_sent(self, target: Target) -> None:
+        """An actor is dead that was called from here."""
+
     # --- actors ---
 
     @abstractmethod
@@ -279,6 +355,10 @@ class OwnerBase(ABC):
         """No handle of an actor that was made here is left."""
 
     @abstractmethod
+    def caller_ended(self, caller: bytes) -> None:
+        """A task that may have called actors is done."""
+
+    @abstractmethod
     def number_anew(self, caller: bytes) -> None:
         """The caller begins anew: its calls have the numbers that they had."""
 
@@ -303,8 +383,48 @@ class OwnerBase(ABC):
         """No handle of a foreign actor is left here."""
 
     @abstractmethod
-    def turns_came(self, task: Task, sender: str, recorded: tuple[tuple[str, int, bytes], ...]) -> None:
-        """The actor may let out what depends on these turns."""
+    def poll(self, made: Made, worker: str) -> None:
+        """Ask every process what it holds of the dead actor's log."""
+
+    @abstractmethod
+    def hear_place(self, actor: m.RefTo, place: int, sender: str) -> None:
+        """A reply tells how far its actor came."""
+
+    @abstractmethod
+    def tell_callers_known(self, made: Made) -> None:
+        """The new incarnation may run calls again."""
+
+    @abstractmethod
+    def introduced_by_maker(self, obj: Obj, ref: m.RefTo) -> None:
+        """Whoever made what holds this reference has told its owner about us."""
+
+    @abstractmethod
+    def make_elsewhere(self, event: Submitted) -> None:
+        """User code in a worker made an actor."""
+
+    @abstractmethod
+    def makers_leave(self, parent: Parent) -> None:
+        """The parent stops before its end."""
+
+    @abstractmethod
+    def awaits_maker(self, made: Made) -> bool:
+        """Whether the code that made the actor is to run again."""
+
+    @abstractmethod
+    def maker_is_back(self, actor: bytes, worker: str) -> None:
+        """An actor that makes others has done again what it had done."""
+
+    @abstractmethod
+    def driver_died(self, address: str) -> None:
+        """Nobody will note actors that were made here."""
+
+    @abstractmethod
+    def top_ended(self, task: Task) -> None:
+        """Nobody below this task will run again."""
+
+    @abstractmethod
+    def actor_settled(self, task: Task) -> None:
+        """The task of an actor is over."""
 
     @abstractmethod
     def actor_peer_died(self, address: str) -> None:
@@ -317,6 +437,28 @@ class OwnerBase(ABC):
     @abstractmethod
     def known(self, ref: m.RefTo) -> Obj:
         """The record of a reference that this process holds."""
+
+    # --- durable copies ---
+
+    @abstractmethod
+    def weigh(self, task: Task, obj: Obj, run_us: int, worker: str) -> None:
+        """A result was stored: whether it would be too dear to make again."""
+
+    @abstractmethod
+    def restore(self, obj: Obj) -> None:
+        """Bring the durable copy back into a store."""
+
+    @abstractmethod
+    def drop_durable(self, oid: bytes) -> None:
+        """The object is not needed any more: nor is a durable copy that the engine chose to make."""
+
+    @abstractmethod
+    def why_persisted(self, obj: Obj) -> list[str]:
+        """What an object would cost to make again and to write, and what follows from that."""
+
+    @abstractmethod
+    def is_job(self, parent: bytes) -> bool:
+        """Whether the results of this parent's children are journaled."""
 
     # --- losses ---
 

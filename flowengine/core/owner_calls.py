@@ -11,11 +11,12 @@ from collections import deque
 import msgspec
 
 from ..errors import ActorDied, pack_error
+from . import commands as c
 from . import messages as m
 from . import owner_state as s
 from .ids import task_of
 from .owner_base import OwnerBase
-from .owner_state import Line, State, Step, Target, Task
+from .owner_state import ENDED, FAILED, PUSHED, READY, SENT, Line, Target, Task
 
 
 class CallRules(OwnerBase):
@@ -86,23 +87,43 @@ class CallRules(OwnerBase):
         for target in self.targets.values():
             self.hand_over(target)
 
-    def hand_over(self, target: Target) -> None:
-        """We will not send these calls again: the actor's owner keeps them until a checkpoint covers them."""
+    def caller_ended(self, caller: bytes) -> None:
+        """A task is done and will not run again, so its calls must outlive this process before its result is known."""
+        for target in list(self.targets.values()):
+            if caller in target.lines:
+                for key in self.hand_over(target, caller):
+                    task = target.sent.pop(key)
+                    target.seqs.pop(task.spec.id, None)
+                    if isinstance(task, Task):
+                        self.call_covered(task)
+
+    def hand_over(self, target: Target, caller: bytes = b"", bare: bool = True) -> list[tuple[bytes, int]]:
+        """We will not send these calls again: the actor's owner keeps them until a checkpoint covers them.
+
+        bare: also those without references.
+        """
         if target.recovery != "exactly_once" or target.state == "dead" or target.owner == self.me:
-            return
-        kept = []
+            return []
+        kept, keys = [], []
         for key, task in target.sent.items():
+            if (caller and key[0] != caller) or (not bare and not refs_of(task.spec)):
+                continue
             if isinstance(task, m.PushTask):
                 kept.append(task)
-            elif task.state in (State.DONE, State.FAILED):
+            elif task.state in ENDED or (caller and task.state is SENT):  # nobody may wait for its reply
                 self.exported(s.Exported(refs_of(task.spec), target.owner), "")
-                values = tuple([obj.value or PENDING for obj in task.inputs])
-                kept.append(m.PushTask(
-                    task.spec, task.attempt, 0, values, seq=key[1], seen=True, stream_have=s.ALL_ITEMS,
-                    stream_taken=s.ALL_ITEMS,
-                ))  # fmt: skip
+                kept.append(kept_call(task, key[1]))
+            if isinstance(task, m.PushTask) or task.state in ENDED:
+                keys.append(key)
         if kept:
             self.send(target.owner, m.CallsKept(target.actor, tuple(kept), True))
+        for name, seq in {push.spec.caller_key: push.seq for push in kept}.items():
+            parent = self.parents.get(name)
+            if parent is not None and parent.caller not in ("", target.owner):  # that link keeps no order with this
+                self.out.append(
+                    self.stash.insist(name + target.actor, target.owner, parent.attempt, ("calls", seq, b""))
+                )
+        return keys
 
     def seqs_restored(self, event: s.SeqsRestored, sender: str) -> None:
         """This process is an actor that goes on from a checkpoint: its own calls are numbered on from there."""
@@ -120,10 +141,10 @@ class CallRules(OwnerBase):
                 self.target_died(target)
 
     def maker_died(self, target: Target) -> None:
-        """An actor lives no longer than the process that made it."""
+        """An actor lives no longer than its program."""
         target.state = "dead"
-        why = "the process that made it is dead, and it ends with that"
-        target.error = self.actor_error(target.name, why, "nothing: make it in a process that lives longer")
+        why = "the program that it belongs to has ended"
+        target.error = self.actor_error(target.name, why, "nothing: it stays dead")
 
     def target_of(self, ref: m.RefTo, call: str = "") -> Target:
         """The actor that a call is for; asked after when it is the first."""
@@ -203,8 +224,6 @@ class CallRules(OwnerBase):
         target.seqs[task.spec.id] = line.next_seq
         line.next_seq += 1
         line.waiting.append(task)
-        if len(line.waiting) == 1:
-            self.advance(target, line)
 
     def call_is_ready(self, task: Task) -> None:
         """The inputs of a call are there: it goes out when it is its turn."""
@@ -219,10 +238,10 @@ class CallRules(OwnerBase):
         """Send what is at the front and has its inputs."""
         while line.waiting and target.state == "alive":
             task = line.waiting[0]
-            if task.state in (State.DONE, State.FAILED):
+            if task.state in ENDED:
                 self.give_number_back(target, line, task)
                 continue
-            if task.state is not State.READY:
+            if task.state is not READY:
                 return
             line.waiting.popleft()
             self.push_call(target, task)
@@ -248,13 +267,17 @@ class CallRules(OwnerBase):
             self.left_out(target, task)
 
     def push_call(self, target: Target, task: Task) -> None:
-        if task.state is State.READY:
-            task.step(Step.PUSHED)
+        if task.state is READY:
+            task.step(PUSHED)
             task.attempt += 1
-        seq = target.seqs[task.spec.id]
-        target.sent[task.spec.caller_key, seq] = task
-        values = tuple([obj.value or PENDING for obj in task.inputs])
-        seen = task.state in (State.DONE, State.FAILED)
+        spec = task.spec
+        seq = target.seqs[spec.id]
+        key = spec.caller_key, seq
+        former, target.sent[key] = target.sent.get(key), task
+        if former is not None and former is not task and isinstance(former, Task):
+            self.call_covered(former)  # its caller runs again in this process
+        values = tuple([obj.value or PENDING for obj in task.inputs]) if task.inputs else ()
+        seen = task.state in ENDED
         have = taken = 0
         if task.stream is not None:
             lost = [index for index, obj in task.stream.items.items() if obj.value is None]
@@ -262,10 +285,8 @@ class CallRules(OwnerBase):
             taken = s.ALL_ITEMS if seen or task.stream.dropped else task.stream.taken
         lazy = target.open > 0  # an answer will come, and what is queued goes out with it at the latest
         target.open += not seen
-        push = m.PushTask(
-            task.spec, task.attempt, 0, values, seq=seq, seen=seen, stream_have=have, stream_taken=taken
-        )
-        self.send(target.worker, push, lazy)
+        push = m.PushTask(spec, task.attempt, 0, values, 1, have, (), (), seq, seen, None, taken)
+        self.out.append(c.Send(target.worker, push, lazy))
         if not task.wanted:
             self.send(target.worker, m.CancelTask(task.spec.id, task.attempt, False))
 
@@ -275,6 +296,9 @@ class CallRules(OwnerBase):
         if target is None:
             if event.state == "alive":
                 self.send(event.worker, m.CallsResent(event.actor))  # nothing: the actor need not wait for us
+            elif event.state == "dead":
+                for key in [key for key in self.seqs_before if key[0] == event.actor]:
+                    del self.seqs_before[key]  # should it be made again, its calls are numbered anew
             return
         if event.incarnation < target.incarnation:
             return
@@ -299,7 +323,7 @@ class CallRules(OwnerBase):
             error = self.actor_error(target.name, why, "later calls work")
             sent, target.sent = target.sent, {}
             for task in sent.values():
-                if isinstance(task, Task) and task.state is State.SENT:
+                if isinstance(task, Task) and task.state is SENT:
                     self.end_badly(task, m.Failed(error, "actor"))
             for line in target.lines.values():
                 for number, task in enumerate(line.waiting):
@@ -314,18 +338,20 @@ class CallRules(OwnerBase):
 
     def target_died(self, target: Target) -> None:
         """No call of the actor will be answered any more."""
+        if target.sent:
+            self.keep_sent(target)
         failed = m.Failed(target.error, "actor")
         lines, target.lines = target.lines, {}
         target.seqs = {}
         sent, target.sent = target.sent, {}
         for task in sent.values():
             if isinstance(task, Task):
-                if task.state is State.SENT:
+                if task.state is SENT:
                     self.end_badly(task, failed)
                 self.call_covered(task)
         for line in lines.values():
             for task in line.waiting:
-                if task.state not in (State.DONE, State.FAILED):
+                if task.state not in ENDED:
                     self.end_badly(task, failed)
 
     def calls_covered(self, event: m.CallsCovered, sender: str) -> None:
@@ -349,7 +375,7 @@ class CallRules(OwnerBase):
                 gone.append(key)
         for key in gone:
             task = target.sent[key]
-            if isinstance(task, Task) and task.state is State.SENT:
+            if isinstance(task, Task) and task.state is SENT:
                 continue  # its reply is still on the way, and it is dropped then
             del target.sent[key]
             target.seqs.pop(task.spec.id, None)
@@ -357,7 +383,7 @@ class CallRules(OwnerBase):
                 self.call_covered(task)
 
     def call_covered(self, task: Task) -> None:
-        if task.pinned and not task.unconfirmed and task.state in (State.DONE, State.FAILED):
+        if task.pinned and not task.unconfirmed and task.state in ENDED:
             self.unpin_task(task)
 
     def call_settled(self, task: Task) -> None:
@@ -365,14 +391,17 @@ class CallRules(OwnerBase):
         ref = task.spec.actor
         assert ref is not None
         target = self.targets.get(task_of(ref.oid))
-        if target is not None:
-            target.open = max(0, target.open - 1)
-        seq = target.seqs.get(task.spec.id) if target is not None else None
-        key = (task.spec.caller_key, seq if seq is not None else -1)
-        if target is None or not self.is_kept(target, key):
-            if target is not None and target.sent.pop(key, None) is task:
-                target.seqs.pop(task.spec.id, None)  # else its turn has yet to come, or it was left out
+        line = target.lines.get(task.spec.caller_key) if target is not None else None
+        if target is None or line is None:
             self.call_covered(task)
+        else:
+            if target.open:
+                target.open -= 1
+            key = task.spec.caller_key, target.seqs.get(task.spec.id, -1)
+            if not self.is_kept(target, line, key):
+                if target.sent.pop(key, None) is task:
+                    del target.seqs[task.spec.id]  # else its turn has yet to come, or it was left out
+                self.call_covered(task)
         for obj in task.results:
             obj.task = None
         if task.stream is None or (task.stream.dropped and not task.stream.items):
@@ -380,20 +409,17 @@ class CallRules(OwnerBase):
         actor = self.objects.get(ref.oid)
         if actor is not None:
             actor.pins -= 1
-            self.release(actor)
-        if target is not None and task.state is State.FAILED:
-            line = target.lines.get(task.spec.caller_key)
-            if line is not None and line.waiting and line.waiting[0] is task:
-                self.advance(target, line)
+            if actor.pins <= 0:
+                self.release(actor)
+        if task.state is FAILED and target and line and line.waiting and line.waiting[0] is task:
+            self.advance(target, line)
         for obj in list(task.results):
             if obj.local <= 0:
                 self.release(obj)
 
-    def is_kept(self, target: Target, key: tuple[bytes, int]) -> bool:
+    def is_kept(self, target: Target, line: Line, key: tuple[bytes, int]) -> bool:
         """Whether a replay may need a call that has its reply."""
-        line = target.lines.get(key[0])
-        covered = line.covered if line is not None else -1
-        return target.recovery == "exactly_once" and isinstance(target.sent.get(key), Task) and key[1] > covered
+        return target.recovery == "exactly_once" and key[1] > line.covered and type(target.sent.get(key)) is Task
 
     def is_held(self, task: Task) -> bool:
         """Whether it is a call that is kept with its inputs for a replay."""
@@ -416,7 +442,7 @@ class CallRules(OwnerBase):
 
     def worker_with(self, task: Task) -> str:
         """The process that runs the task or the call, if it was sent to one."""
-        if task.state is not State.SENT:
+        if task.state is not SENT:
             return ""
         if task.spec.actor is None:
             return task.lease.worker if task.lease is not None else ""
@@ -434,10 +460,18 @@ class CallRules(OwnerBase):
             return f"{task.spec.name}: waits for its actor ({self.why_task(made.task)})"
         if target.state != "alive":
             return f"{task.spec.name}: waits for its actor, which is {target.state}"
-        return f"{task.spec.name}: {'runs or waits at its actor' if task.state is State.SENT else 'waits for its turn'}"
+        return f"{task.spec.name}: {'runs or waits at its actor' if task.state is SENT else 'waits for its turn'}"
 
 
 PENDING = m.Pending()
+
+
+def kept_call(task: Task, seq: int) -> m.PushTask:
+    """The call as it is sent for a replay alone: nobody here waits for its reply."""
+    values = tuple([obj.value or PENDING for obj in task.inputs])
+    return m.PushTask(
+        task.spec, task.attempt, 0, values, seq=seq, seen=True, stream_have=s.ALL_ITEMS, stream_taken=s.ALL_ITEMS
+    )
 
 
 def inputs_of(spec: m.TaskSpec) -> tuple[m.RefTo, ...]:

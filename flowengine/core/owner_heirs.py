@@ -6,7 +6,6 @@ children's results) to the parent's owner, who hands it to the next attempt: aft
 
 from __future__ import annotations
 
-from . import commands as c
 from . import messages as m
 from . import owner_state as s
 from .owner_base import OwnerBase
@@ -30,6 +29,7 @@ class HeirRules(OwnerBase):
         heir, _, parent = obj.heir.partition(" ")
         if obj.task is None and heir == self.me and bytes.fromhex(parent) in self.tasks:
             self.ward(obj, self.tasks[bytes.fromhex(parent)])
+            self.bring_to(obj)
         if obj.task is not None and obj.task.state is not State.FAILED:
             obj.value = None
             obj.watched = False
@@ -70,15 +70,22 @@ class HeirRules(OwnerBase):
 
     def heir_asked(self, event: m.HeirAsked, sender: str) -> None:
         """A borrower's owner is dead, and we own the parent task: it can bring the object again."""
-        obj = self.objects.get(event.oid)
+        obj = self.asked_as_heir(event, sender) if event.owner == self.me else self.objects.get(event.oid)
         if obj is None:
             task = self.tasks.get(event.parent)
             if task is not None and task.state is not State.FAILED:
                 obj = self.objects[event.oid] = Obj(event.oid, owner=event.owner)
                 self.ward(obj, task)
+                self.bring_to(obj)
         if obj is not None:
             self.add_borrower(obj, sender, 1)
         self.send(sender, m.BorrowConfirmed(event.oid, 0 if obj is None else 1))
+
+    def bring_to(self, obj: Obj) -> None:
+        """A ward of an actor that is back already."""
+        made = self.made.get(obj.task.spec.id) if obj.task is not None else None
+        if made is not None:
+            self.bring_wards(made.task, made.settled)
 
     def wards_of(self, task: Task) -> list[Obj]:
         """Borrowed objects that wait for the task to bring a new owner."""
@@ -137,6 +144,10 @@ class HeirRules(OwnerBase):
             return
         if self.seqs_before:
             self.forget_numbers(event.task)
+        if event.again:
+            self.makers_leave(parent)
+        elif parent.caller:
+            self.caller_ended(event.task)
         if event.cancel:
             for task in self.children_of(event.task):
                 if not event.again or task.spec.actor is None:  # the next attempt makes the same calls
@@ -264,52 +275,6 @@ class HeirRules(OwnerBase):
         """Whether the parent is the program itself, as a resumable job."""
         known = self.parents.get(parent)
         return known is not None and not known.caller
-
-    def noted(self, event: s.Noted, sender: str) -> None:
-        """The running task made a choice: its owner learns it soon, in case that we die."""
-        parent = self.parents.get(event.task)
-        if parent is not None:
-            if not parent.caller:
-                self.out.append(c.KeepNote(event.kind, event.number, event.payload))
-                return
-            note = (event.kind, event.number, event.payload)
-            self.counters["stash_entries_forwarded"] += 1
-            self.send(parent.caller, m.StashAdded(event.task, parent.attempt, (note,)))
-
-    def stash_child(self, obj: Obj, value: m.Value) -> None:
-        """A child's result: the parent's owner holds it until the parent has ended."""
-        task = obj.task
-        if task is None or type(value) is m.Failed or task.stream is not None:
-            return
-        parent = self.parents.get(task.spec.parent)
-        if parent is None or value.contained:
-            return
-        if not parent.caller:  # the program itself, as a resumable job; its actors live through all their calls again
-            if task.spec.actor is None and task.spec.life is None:
-                self.out.append(c.KeepResult(obj.oid, value))
-            return
-        size = len(value.blob) if type(value) is m.Inline else 64
-        if parent.stashed_bytes + size > self.config.stash_bytes_max:
-            return
-        parent.stashed_bytes += size
-        self.counters["stash_entries_forwarded"] += 1
-        self.send(parent.caller, m.StashAdded(parent.task, parent.attempt, (), ((obj.oid, value),)), True)
-
-    def stash_added(self, event: m.StashAdded, sender: str) -> None:
-        """What a running task of ours would need to take the same way again."""
-        task = self.current(event.task, event.attempt)
-        if task is None:
-            return
-        if event.recorded:
-            if task.recorded is None:
-                task.recorded = {}
-            task.recorded.update({(kind, number): payload for kind, number, payload in event.recorded})
-            if task.spec.life is not None:
-                self.turns_came(task, sender, event.recorded)
-        if event.children:
-            if task.children is None:
-                task.children = {}
-            task.children.update(event.children)
 
     def children_of(self, task: bytes) -> list[Task]:
         """Tasks that the running task submitted."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 
+from ..recovery.stash import is_own
 from . import commands as c
 from . import messages as m
 from . import owner_state as s
 from .owner_base import OwnerBase
-from .owner_state import Cost, Demand, Lease, Obj, Queue, State, Step, Task
+from .owner_state import Cost, Demand, Lease, Made, Obj, Queue, State, Step, Task
 
 LEASES_ASKED_MAX = 256
 FUNCTIONS_COSTED_MAX = 10_000
@@ -124,7 +125,7 @@ class LeaseRules(OwnerBase):
         lease.inflight[spec.id] = task
         task.load_us = self.run_us(task)
         lease.load_us += task.load_us
-        first = task.attempt == 1
+        first = task.attempt == 1 and spec.life is None
         message = m.PushTask(spec, 1, lease.id, values) if first else self.push_again(lease, task, values)
         self.out.append(c.Send(lease.worker, message, not idle))
         rotation = lease.queue.rotation
@@ -143,14 +144,23 @@ class LeaseRules(OwnerBase):
             task.stream.seen = stream_have
             task.stream.restarting = False
             stream_taken = s.ALL_ITEMS if task.stream.dropped or task.rebuilds else task.stream.taken
-        recorded = tuple([(kind, n, payload) for (kind, n), payload in task.recorded.items()]) if task.recorded else ()
+        recorded = tuple([
+            (kind, n, payload) for (kind, n), payload in task.recorded.items() if is_own(kind)
+        ]) if task.recorded else ()  # fmt: skip
         children = tuple(task.children.items()) if task.children else ()
         run = 1 + task.crashes + task.failures + task.rebuilds
         made = self.made.get(task.spec.id)
         return m.PushTask(
             task.spec, task.attempt, lease.id, values, run, stream_have, recorded, children, stream_taken=stream_taken,
             checkpoint=made.checkpoint if made is not None else None,
+            fallback=made.fallback if made is not None else None,
+            odds=self.odds_of(made) if made is not None else None,
         )  # fmt: skip
+
+    def odds_of(self, made: Made) -> m.Odds:
+        """What is known of failures here, for an actor to decide by when to checkpoint."""
+        lived_s = self.now - made.born_at if made.born_at >= 0 else 0.0
+        return m.Odds(made.restarts, lived_s, self.lives.rate_per_s(self.now))
 
     def takes_more(self, lease: Lease) -> bool:
         waiting = len(lease.inflight)
@@ -346,7 +356,8 @@ class LeaseRules(OwnerBase):
         demand.granted += 1
         demand.wanted_total = max(demand.wanted_total, demand.granted)
         lease = Lease(event.lease, event.worker, event.worker_id, sender, event.node_id, queue)
-        lease.idle_since = self.now
+        lease.idle_since = lease.began_at = self.now
+        self.lives.begin(self.now)
         self.leases[sender, event.lease] = lease
         queue.leases[sender, event.lease] = lease
         queue.rotation.appendleft(lease)
@@ -400,7 +411,8 @@ class LeaseRules(OwnerBase):
 
     def drop_lease(self, lease: Lease) -> None:
         queue = lease.queue
-        self.leases.pop((lease.node, lease.id), None)
+        if self.leases.pop((lease.node, lease.id), None) is not None:
+            self.lives.end(lease.began_at, self.now)
         queue.leases.pop((lease.node, lease.id), None)
         if lease.open:
             lease.open = False

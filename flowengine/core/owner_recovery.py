@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from ..errors import ObjectLost, TaskCancelled, TaskTimeout, WorkerCrashed, pack_error
 from ..recovery.lineage import closure
-from . import commands as c
 from . import messages as m
 from . import owner_state as s
-from .ids import short
+from .ids import TASK_ID_BYTES, short
 from .owner_base import OwnerBase
 from .owner_state import Obj, State, Step, Task
 
@@ -62,6 +61,7 @@ class RecoveryRules(OwnerBase):
             return
         limit = task.spec.max_retries
         task.crashes += 1
+        self.lives.deaths += 1
         if limit >= 0 and task.crashes > limit:
             error = WorkerCrashed(
                 death.reason,
@@ -72,7 +72,8 @@ class RecoveryRules(OwnerBase):
                 attempt=task.crashes,
                 attempts_max=limit + 1,
                 log_lines=death.log_lines,
-                what_next="nothing: its retries are used up (option max_retries)",
+                what_next=f"nothing: its retries are used up (option max_retries); flow replay {short(task.spec.id)} "
+                "runs it again under pdb",
             )
             self.end_badly(task, m.Failed(pack_error(error), "crash"))
             return
@@ -95,6 +96,7 @@ class RecoveryRules(OwnerBase):
         if peer in self.dead:
             return
         self.note_dead(peer)
+        self.persisting.node_lost(peer, self.now)
         if may_return:
             self.park_demands(peer)
         for lease in [lease for lease in self.leases.values() if lease.node == peer]:
@@ -118,9 +120,12 @@ class RecoveryRules(OwnerBase):
     def process_died(self, address: str, node: str) -> None:
         """Whatever a dead process held, owned or stored as a node."""
         self.sent_functions.pop(address, None)
+        self.out.extend(self.stash.peer_lost(address))
         for obj in list(self.borrowed_by.pop(address, {}).values()):
             if obj.borrowers is not None:
                 obj.borrowers.pop(address, None)
+                if obj.oid[:TASK_ID_BYTES] in self.made:
+                    self.made[obj.oid[:TASK_ID_BYTES]].bereft = True
                 self.release(obj)
         for obj in list(self.objects.values()):
             if obj.watchers is not None:
@@ -135,10 +140,12 @@ class RecoveryRules(OwnerBase):
             if queue.count:
                 self.ask(queue)
         self.actor_peer_died(address)
+        self.driver_died(address)
         self.copies_died(address)
 
     def nodes_changed(self, event: m.NodesChanged, sender: str) -> None:
         """The head says who is there."""
+        self.persisting.nodes_seen([entry.address for entry in event.nodes], self.now)
         for node in event.dead:
             self.lose(node, "the head declared it dead", may_return=True)
         back = [entry.address for entry in event.nodes if entry.address in self.dead]  # they begin a new life
@@ -207,7 +214,7 @@ class RecoveryRules(OwnerBase):
             if obj.owner:
                 self.owner_died(obj)
             elif obj.durable:
-                self.out.append(c.RestoreDurable(obj.oid))
+                self.restore(obj)
             elif obj.task is not None and obj.task.state is not State.FAILED and obj.task.spec.actor is None:
                 makers.append(obj.task)
             elif obj.value is None:
@@ -236,7 +243,8 @@ class RecoveryRules(OwnerBase):
         return [
             obj.task
             for obj in task.inputs
-            if obj.value is None and obj.task is not None and not obj.owner and obj.task.state is State.DONE
+            if obj.value is None and obj.task is not None and not obj.owner and not obj.durable
+            and obj.task.state is State.DONE
         ]
 
     def begin_rebuild(self, task: Task) -> None:
@@ -297,20 +305,6 @@ class RecoveryRules(OwnerBase):
     def lose_object(self, event: m.LoseObject, sender: str) -> None:
         """A borrower's laboratory."""
         self.lose_asked(s.LoseAsked(event.oid), sender)
-
-    def durable_back(self, event: s.DurableBack, sender: str) -> None:
-        """A durable value is in the store of this node again, or not even there."""
-        obj = self.objects.get(event.oid)
-        if obj is None or obj.value is not None:
-            return
-        if event.reason and obj.task is not None:
-            obj.durable = False
-            self.rebuild([obj])
-        elif event.reason:
-            self.set_value(obj, self.lost_error(obj, event.reason), "")
-        else:
-            self.counters["objects_rebuilt"] += 1
-            self.set_value(obj, m.Stored(max(0, obj.gone_bytes), (event.node,)), "")
 
     # --- the node of this host --------------------------------------------------------------------
 

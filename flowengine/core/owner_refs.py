@@ -15,7 +15,7 @@ from . import messages as m
 from . import owner_state as s
 from .ids import TASK_ID_BYTES, object_id
 from .owner_base import OwnerBase
-from .owner_state import Obj, State, Task
+from .owner_state import ENDED, Obj, Task
 
 
 class RefRules(OwnerBase):
@@ -36,6 +36,8 @@ class RefRules(OwnerBase):
                     self.owner_died(obj)
             else:
                 self.set_value(obj, self.lost_error(obj, "its owner here has freed it"), "")
+        elif obj.lineage and obj.heir == m.HANDLE and obj.owner and not obj.introduced:
+            self.unannounced[ref.oid] = obj  # a handle that only lineage held
         return obj
 
     def refs_made(self, event: s.RefsMade, sender: str) -> None:
@@ -63,9 +65,13 @@ class RefRules(OwnerBase):
     def inputs_given(self, event: s.InputsGiven, sender: str) -> None:
         """A pushed task brought these values; whoever pushed it holds them for us while it runs."""
         for ref, value in zip(event.refs, event.values, strict=True):
+            is_new = ref.oid not in self.objects
             obj = self.known(ref)
             obj.local += 1
-            if obj.owner and obj.value is None and type(value) is not m.Pending:  # lost since: it is asked for
+            if is_new and not obj.owner and type(value) is m.Inline:
+                obj.value = None  # ours, and forgotten: what was sent is all that is left of it
+                self.set_value(obj, value, "")
+            elif obj.owner and obj.value is None and type(value) is not m.Pending:  # lost since: it is asked for
                 self.set_value(obj, value, "")
 
     def ref_found(self, event: s.RefFound, sender: str) -> None:
@@ -103,11 +109,16 @@ class RefRules(OwnerBase):
         obj.borrowers = None
 
     def let_go_borrowed(self, obj: Obj, stack: list[Obj]) -> None:
-        if obj.lineage > 0:
-            return
-        del self.objects[obj.oid]
         if obj.oid[:TASK_ID_BYTES] in self.targets:
             self.target_gone(obj.oid[:TASK_ID_BYTES])
+        if obj.heir == m.HANDLE:
+            self.unannounced.pop(obj.oid, None)
+            if obj.introduced:  # an actor does not live for what is made again elsewhere
+                self.send(obj.owner, m.BorrowDropped(obj.oid, obj.introduced))
+                obj.introduced = 0
+        if obj.lineage > 0 or self.objects.get(obj.oid) is not obj:
+            return
+        del self.objects[obj.oid]
         self.forget_borrowers(obj)
         task = self.unward(obj)
         if task is not None:
@@ -132,8 +143,8 @@ class RefRules(OwnerBase):
         task = obj.task
         if obj.lineage > 0 and task is None:
             return  # a root: nobody could make it again
-        under_way = task is not None and task.state not in (State.DONE, State.FAILED)
-        if under_way and task is not None and task.spec.life is not None and obj.lineage == 0:
+        under_way = task is not None and task.state not in ENDED
+        if under_way and task is not None and task.spec.life is not None:
             self.actor_unneeded(task)
             return
         if under_way and task is not None and task.stream is None:
@@ -144,6 +155,8 @@ class RefRules(OwnerBase):
         if obj.lineage > 0:
             return
         del self.objects[obj.oid]
+        if self.persisting.copies:
+            self.drop_durable(obj.oid)
         actor = obj.oid[:TASK_ID_BYTES]
         if actor in self.made:
             self.forget_actor(actor)
@@ -161,7 +174,7 @@ class RefRules(OwnerBase):
 
     def drop_unneeded(self, task: Task, stack: list[Obj]) -> None:
         """Forget the task if it has ended, and neither a result nor what it would bring again is left."""
-        if task.wards or task.state not in (State.DONE, State.FAILED):
+        if task.wards or task.state not in ENDED:
             return
         if task.stream is not None:
             if task.stream.dropped and task.stream.ended and not task.stream.items:
@@ -232,16 +245,18 @@ class RefRules(OwnerBase):
         """Our object holds references: they live as long as it does. A remote maker has introduced us already."""
         if outer.owner:
             return  # its owner holds them
+        # A call is not done again: its actor brings what it owned when it comes back.
+        maker = outer.task if outer.task is not None and outer.task.spec.actor is None else None
         for ref in refs:
             is_new = ref.oid not in self.objects  # what we knew before may be an input of the task that made this
-            obj = self.known(ref, outer.task if sender else None)
+            obj = self.known(ref, maker if sender else None)
             obj.pins += 1
             if sender and ref.owner != self.me:
                 self.introduced_by_maker(obj, ref)
             if obj.owner and sender:
-                if outer.task is not None and is_new:
-                    self.ward(obj, outer.task)
-                if not obj.watched and obj.value is None:
+                if maker is not None and is_new:
+                    self.ward(obj, maker)
+                if not obj.watched and obj.value is None and ref.heir != m.HANDLE:
                     self.want([obj])
 
     def introduced_by_maker(self, obj: Obj, ref: m.RefTo) -> None:
@@ -347,7 +362,7 @@ class RefRules(OwnerBase):
 
     def confirmed(self, task: Task) -> None:
         task.unconfirmed -= 1
-        ended = task.state in (State.DONE, State.FAILED)
+        ended = task.state in ENDED
         if task.unconfirmed == 0 and task.pinned and ended and not self.is_held(task):
             self.unpin_task(task)
 
@@ -365,8 +380,9 @@ class RefRules(OwnerBase):
                 elif not obj.watched:
                     obj.watched = True
                     self.send(obj.owner, m.WatchObject(obj.oid))
-            elif obj.task is None or obj.task.state in (State.DONE, State.FAILED):
-                lost.append(obj)
+            elif obj.task is None or obj.task.state in ENDED:
+                if obj.oid not in self.expected:
+                    lost.append(obj)
             elif obj.task.stream is not None:
                 self.resend(obj)
         if lost:

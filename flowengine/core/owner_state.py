@@ -27,6 +27,11 @@ class State(IntEnum):
     FAILED = 4  # ended with an error; final
 
 
+# By name in what runs for every task: to find a member in its class takes ten times as long.
+WAITING, READY, SENT, DONE, FAILED = State
+ENDED = (DONE, FAILED)
+
+
 class Step(IntEnum):
     """What happens to a task."""
 
@@ -37,6 +42,8 @@ class Step(IntEnum):
     TRY_AGAIN = 4  # the attempt is over, the wish is not
     REBUILD = 5  # a result was lost and is needed
 
+
+INPUTS_CAME, PUSHED, ENDED_WELL = Step.INPUTS_CAME, Step.PUSHED, Step.ENDED_WELL
 
 LIFE: dict[tuple[State, Step], State] = {
     (State.WAITING, Step.INPUTS_CAME): State.READY,
@@ -93,6 +100,18 @@ class Waiter(msgspec.Struct):
     objects: list[Obj]
 
 
+class LongWait(msgspec.Struct):
+    """A thread that has waited long, without a time limit."""
+
+    waiter: int
+    code: bytes  # the task or call that waits
+    name: str
+    depth: int
+    alone: bool
+    period_s: float = 1.0  # until it is looked at again, doubled each time
+    suspected: tuple[tuple[bytes, int], ...] = ()  # the circle that was found once
+
+
 class Task(msgspec.Struct, gc=False):
     """One task that this process owns. What is wanted and what runs are two fields, joined by the attempt number."""
 
@@ -122,6 +141,8 @@ class Task(msgspec.Struct, gc=False):
     unconfirmed: int = 0
     submitted_at: float = 0.0
     load_us: int = 0  # by which its lease's load was raised
+    run_s: float = 0.0  # of its last run, when that gave a stored result
+    rerun_s: float = 0.0  # at most so much would run again for that if its node were lost
 
     def step(self, what: Step) -> None:
         """Go on in life; a pair that is not in the table is a bug of ours."""
@@ -165,6 +186,7 @@ class Lease(msgspec.Struct):
     idle_since: float = 0.0
     taking_back: bool = False
     progress_at: float = 0.0  # when it last ended a task or got one while idle
+    began_at: float = 0.0
 
 
 class Queue(msgspec.Struct):
@@ -230,12 +252,31 @@ class Made(msgspec.Struct):
     error: bytes = b""
     watchers: dict[str, None] = {}
     checkpoint: Checkpoint | None = None
+    fallback: Checkpoint | None = None  # the one before, while the newest is a file, which may turn out to be bad
+    folder: str = ""  # the URL of that of its checkpoints' files
+    unsaved: str = ""  # why there is no newer one
     kept_calls: dict[bytes, PushTask] = {}  # of callers that are dead
     restarts: int = 0
+    settled: bool = True  # its replay is over
+    born_at: float = -1.0  # when it first took calls
     died_in: bytes = b""  # the call that ran when it died last, and how often in a row
     died_in_times: int = 0
     unborn: int = 0  # how often in a row it died before it took calls
     ending: str = ""  # why it is not wanted any more
+    poll: int = 0  # the number of the question what others know of the last incarnation's log, while it is open
+    polled_for: int = 0  # the incarnation
+    reach: int = 0  # calls that an incarnation is known to have begun
+    maker: str = ""  # the worker whose code made it; empty: it has left, or it is the program itself
+    unmade: bool = False  # it is dead since its constructor lacked an argument: whoever asks for it may bring that
+    bereft: bool = False  # a process died that had a handle: what it did will be done again
+    top: bytes = b""  # our task or actor under which it was made
+    looking: bool = False  # a timer runs for a look whether anybody needs it
+
+    @property
+    def needed_from(self) -> int:
+        """The first call that a replay may have to run again."""
+        first = self.fallback or self.checkpoint
+        return first.calls if first is not None else 0
 
 
 class Parent(msgspec.Struct):
@@ -245,6 +286,7 @@ class Parent(msgspec.Struct):
     caller: str
     attempt: int
     stashed_bytes: int = 0
+    made: dict[bytes, str] = {}  # actors, and the driver that owns each
 
 
 # --- events that only this process's shell gives --------------------------------------------------
@@ -358,6 +400,12 @@ class ParentEnded(Message, frozen=True):
     again: bool = False
 
 
+class ParentRepeats(Message, frozen=True):
+    """The task that runs here has failed in a way that may be tried again; its references are about to go."""
+
+    task: bytes
+
+
 class Noted(Message, frozen=True):
     """The running task made a choice that a re-run must repeat."""
 
@@ -389,6 +437,38 @@ class SeqsRestored(Message, frozen=True):
 
     caller_key: bytes
     seqs: tuple[tuple[bytes, int], ...]
+
+
+class ActorOverdue(Message, frozen=True):
+    """Timer: the process of an actor that has ended should have left its lease."""
+
+    actor: bytes
+    node: str
+    lease: int
+
+
+class ActorLooked(Message, frozen=True):
+    """Timer: look whether anybody needs the actor."""
+
+    actor: bytes
+
+
+class CommitAsked(Message, frozen=True):
+    """User code is about to have an effect on the outside world."""
+
+
+class JournalWritten(Message, frozen=True):
+    """Timer: a journal that is said to be slow has written what this confirms."""
+
+    to: str
+    kept: Any
+
+
+class PollOver(Message, frozen=True):
+    """Timer: not all processes have said what they hold of a dead actor's log."""
+
+    actor: bytes
+    poll: int
 
 
 class NodeMoved(Message, frozen=True):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from ..recovery.stash import StashDue, StashOld
 from . import messages as m
 from . import owner_state as s
 from .ids import short, task_of
 from .journal import clock
 from .owner_base import OwnerBase
-from .owner_state import State, Task
+from .owner_state import Made, State, Task
 
 # Events of the way of every task: told from the list of runs instead, since they are many and hold values.
 UNTOLD: frozenset[type] = frozenset((
     m.Asked, m.Answered,
     s.Submitted, s.ValuePut, s.ReadyAsked, s.WaiterGone, s.RefsMade, s.RefsDropped, s.InputsGiven, s.FetchAsked,
     s.IdleLooked, s.StreamAsked, s.StreamTaken, s.Exported, s.ParentBegan, s.ParentEnded,
-    m.TaskDone, m.StreamItem, m.ObjectReady, m.ObjectHere, m.StashAdded, m.WatchObject, m.Pong,
+    m.TaskDone, m.StreamItem, m.ObjectReady, m.ObjectHere, m.StashAdded, m.WatchObject, m.Pong, m.CheckpointTaken,
+    m.StashCarried, m.StashKept, StashDue, StashOld,
 ))  # fmt: skip
 
 
@@ -32,7 +34,8 @@ class StoryRules(OwnerBase):
     def is_needed(self) -> bool:
         """Whether others would miss this process: its actors, what it owns and others hold, its tasks under way."""
         return (
-            any(made.state != "dead" for made in self.made.values())
+            bool(self.held_back)
+            or any(made.state != "dead" for made in self.made.values())
             or any(obj.borrowers for obj in self.objects.values())
             or any(task.state not in (State.DONE, State.FAILED) for task in self.tasks.values())
         )
@@ -68,8 +71,31 @@ class StoryRules(OwnerBase):
             return f"{name}: waits for {reason}"
         if task.state is State.SENT and task.lease is not None:
             ahead = len(task.lease.inflight) - 1
-            return f"{name}: sent to {task.lease.worker_id} (push {task.attempt}), {ahead} other task(s) there"
+            made = self.made.get(task.spec.id)
+            unsaved = f"; no checkpoint: {made.unsaved}" if made is not None and made.unsaved else ""
+            return f"{name}: sent to {task.lease.worker_id} (push {task.attempt}), {ahead} other task(s) there{unsaved}"
         return f"{name}: {task.state.name.lower()}"
+
+    def explain(self, oid: bytes) -> list[str]:
+        """Why the object is in durable storage or not; of an actor, what is held to bring it back."""
+        obj, made = self.objects.get(oid), self.made.get(task_of(oid))
+        if made is not None:
+            return self.explain_actor(made)
+        if obj is None or obj.owner:
+            return []
+        return [self.why(oid), *self.why_persisted(obj)]
+
+    def explain_actor(self, made: Made) -> list[str]:
+        """The owner's side of an actor."""
+        checkpoint, name = made.checkpoint, made.task.spec.name
+        held = "no checkpoint: it would be constructed, and do all its calls again"
+        if checkpoint is not None:
+            value = checkpoint.value
+            size = f"{len(value.blob)} bytes" if isinstance(value, m.Inline) and not checkpoint.path else "in a file"
+            held = f"the checkpoint after {checkpoint.calls} calls is held here, {size}"
+        unsaved = f"; the last try failed: {made.unsaved}" if made.unsaved else ""
+        state = f"{made.state}, came back {made.restarts} times"
+        return [f"actor {name} {short(made.task.spec.id)} {state}; as its owner sees it", held + unsaved]
 
     def story(self, name: bytes) -> list[str]:
         """What is known of a task or an object (a task's name also tells of its objects), oldest first."""

@@ -26,6 +26,9 @@ class RefTo(Record, frozen=True):
     heir: str = ""  # address of the parent task's owner, a space, and the parent task in hex; empty: none
 
 
+HANDLE = " actor"  # in place of an heir: the reference is the handle of an actor, and its owner is the program
+
+
 class Inline(Message, frozen=True):
     """A small value itself, with the references that are inside of it."""
 
@@ -68,6 +71,14 @@ class ActorLife(Record, frozen=True):
     is_async: bool = False
 
 
+class Odds(Record, frozen=True):
+    """What is known of failures when an actor's process begins."""
+
+    deaths: int = 0  # of this actor
+    lived_s: float = 0.0
+    others_rate_per_s: float = 0.0  # of other processes of its owner; 0: unknown
+
+
 class TaskSpec(Record, frozen=True):
     """Everything that is needed to run a task, now or again."""
 
@@ -88,8 +99,9 @@ class TaskSpec(Record, frozen=True):
     depth: int = 0
     parent: bytes = b""
     actor: RefTo | None = None  # a call of this actor; function is its method's name
-    caller_key: bytes = b""  # calls: who calls, by a name that a re-run has again: a task, or an actor
+    caller_key: bytes = b""  # who calls, or makes the actor, by a name that a re-run has again: a task, or an actor
     life: ActorLife | None = None  # the task is an actor: it runs until it is not needed any more
+    driver: str = ""  # address of the program, a space, its own task or actor in hex; empty: its owner is the program
 
 
 class Death(Record, frozen=True):

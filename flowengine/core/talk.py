@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .parts import Message
+from .parts import Message, Record
 
 
 class Asked(Message, frozen=True):
@@ -50,6 +50,23 @@ class Pong(Message, frozen=True):
     """Still here."""
 
     number: int
+
+
+class Hop(Record, frozen=True):
+    """One step of a probe: code that waits, or (without the number of a wait) a call that another one holds up."""
+
+    code: bytes
+    name: str
+    wait: int = 0
+    depth: int = 0
+
+
+class WaitProbe(Message, frozen=True):
+    """Somebody waits for this task or call: does it wait itself? With the waits on the way, to see a circle."""
+
+    task: bytes
+    name: str
+    path: tuple[Hop, ...]
 
 
 class Goodbye(Message, frozen=True):

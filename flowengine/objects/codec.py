@@ -42,6 +42,7 @@ INLINE_BYTES_MAX = 64 * KIB
 
 # A top-level bytes value above this goes out of band; below, a copy is cheaper than the bookkeeping.
 LONG_BYTES = 16 * KIB
+NO_FILE = "<dynamic-code>"  # in place of the name of a file, by cloudpickle
 
 
 class Packed(msgspec.Struct):
@@ -177,7 +178,7 @@ def _read_masked(values: Any, mask: Any, state: dict[str, Any]) -> Any:
     return array
 
 
-class _Raw:
+class Raw:
     """Carries a long top-level bytes or bytearray out of band, which pickle alone would copy into the stream."""
 
     def __init__(self, value: bytes | bytearray) -> None:
@@ -297,7 +298,7 @@ class _QuickPickler(pickle.Pickler):
         return NotImplemented
 
 
-class _FullPickler(cloudpickle.Pickler):  # type: ignore[misc]
+class FullPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's pickler with our reducers: functions and classes without an importable home go by value."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -308,7 +309,15 @@ class _FullPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return reducer(obj)
         if kind.__module__ == _ARROW_MODULE:
             return _reduce_arrow(obj)
+        if kind is types.CodeType:
+            return self._reduce_code(obj)
         return super().reducer_override(obj)
+
+    def _reduce_code(self, code: types.CodeType) -> _Reduced:
+        """With the name of its file, for tracebacks and debuggers; a string of its own, so that equal code is equal."""
+        made, fields = self.dispatch_table[types.CodeType](code)
+        file = "".join(code.co_filename)
+        return made, tuple([file if isinstance(field, str) and field == NO_FILE else field for field in fields])
 
 
 def _is_plain(value: Any) -> bool:
@@ -334,10 +343,10 @@ def _is_plain(value: Any) -> bool:
 def pack(value: object) -> Packed:
     """Pickle a value or raise SerializationError; the buffers are still the caller's own memory until written."""
     if isinstance(value, (bytes, bytearray)) and type(value) in _LONG_KINDS and len(value) >= LONG_BYTES:
-        value = _Raw(value)
-    if type(value) is np.ndarray and value.flags.c_contiguous and value.size and value.dtype.kind in "biufc":
+        value = Raw(value)
+    elif type(value) is np.ndarray and value.flags.c_contiguous and value.size and value.dtype.kind in "biufc":
         return _pack_array(value)
-    if _is_plain(value):
+    elif type(value) in _ATOMS or _is_plain(value):
         payload = pickle.dumps(value, 5)
         return Packed(payload, [], [], STORED_TOC_OFFSET + len(payload))
     outer = _collector.refs
@@ -363,15 +372,16 @@ def _pack_array(array: np.ndarray[Any, Any]) -> Packed:
 def _pack_any(value: object) -> Packed:
     if type(value) is not types.FunctionType:
         try:
-            return _pack_with(_QuickPickler, value)
+            return pack_with(_QuickPickler, value)
         except (MemoryError, SerializationError):
             raise
         except Exception:  # whatever it was, cloudpickle decides: it can do all that pickle can, and more
             pass
-    return _pack_with(_FullPickler, value)
+    return pack_with(FullPickler, value)
 
 
-def _pack_with(pickler: Callable[..., Any], value: object) -> Packed:
+def pack_with(pickler: Callable[..., Any], value: object) -> Packed:
+    """Pickle with this pickler; raises what it raises."""
     refs: dict[object, None] = {}
     _collector.refs = refs
     buffers: list[memoryview | ArrowStream] = []
@@ -400,7 +410,7 @@ def _fails(value: object) -> bool:
     outer = _collector.refs
     _collector.refs = {}
     try:
-        _FullPickler(_Sink(), protocol=5, buffer_callback=lambda buffer: None).dump(value)
+        FullPickler(_Sink(), protocol=5, buffer_callback=lambda buffer: None).dump(value)
     except Exception:
         return True
     finally:

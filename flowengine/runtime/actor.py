@@ -5,30 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import os
 import queue
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
-from flowengine.core.actor_host import CallEnded, HostReady, Snapshot, StateSaved
+from flowengine.core.actor_calls import CallEnded, CallsEnded
+from flowengine.core.actor_host import CUT_SHORT, HostReady
+from flowengine.core.actor_saving import Snapshot
 from flowengine.core.executor import ItemMade
-from flowengine.core.ids import short
-from flowengine.errors import ActorDied, FlowError, TaskCancelled, TaskTimeout, pack_error, traceback_text
-from flowengine.objects import codec
-from flowengine.refs import Current, ObjectRef
+from flowengine.core.ids import root_id, short
+from flowengine.core.owner_estate import EstateRestored
+from flowengine.errors import ActorDied, FlowError, pack_error, traceback_text
+from flowengine.refs import Current
+from flowengine.runtime.actor_state import ActorStates
+from flowengine.runtime.actor_threads import CallThreads, stop_error
 from flowengine.runtime.context import Context
 from flowengine.runtime.forks import end_fork
 
 if TYPE_CHECKING:
     from flowengine.runtime.worker import Run, WorkerSession
 
-STATE_IN_MESSAGE_BYTES_MAX = 4 << 20  # a larger state goes to a file
+REPORT_S_MAX = 0.001  # so long an answer may wait for those of the calls behind it
 CALL: contextvars.ContextVar[Context] = contextvars.ContextVar("flowengine_call")
 
 
@@ -46,14 +48,15 @@ class Actor:
         self.id = run.spec.id
         self.owner = run.caller
         self.heir = f"{self.owner} {self.id.hex()}"
-        self.recorded: dict[str, dict[tuple[str, int], bytes]] = {}
-        for kind, number, payload in self.push.recorded:
-            plain, _, call = kind.partition(":")
-            if call:
-                self.recorded.setdefault(call, {})[plain, number] = payload
+        life = run.spec.life
+        is_same = life is not None and life.recovery == "exactly_once"  # a fresh state makes calls that nobody has yet
+        self.caller_key = self.id if is_same else root_id(self.id + self.push.attempt.to_bytes(8, "big"))
         self.instance: Any = None
         self.leaving = False  # a method called exit_actor
-        self.files: list[str] = []
+        self.ended: deque[CallEnded] = deque()  # calls that the machine has not been told of
+        self.report_is_due = False  # a timer runs
+        self.kind: type = object
+        self.states = ActorStates(session, run.push, run.caller)
 
     def live(self, cls: Any) -> None:
         """Construct or restore, then run calls; returns never."""
@@ -61,70 +64,96 @@ class Actor:
         assert life is not None
         session.step(s.ParentBegan(self.id, self.owner, self.push.attempt, ()))
         session.context.is_parent = True
+        session.context.caller_key = self.caller_key
         try:
             snapshot = self.begin(cls)
         except BaseException as error:
-            blob = pack_error(error, f"{self.push.spec.name}.__init__", traceback_text(error))
+            if isinstance(error, ActorDied):
+                blob = pack_error(error)
+            else:
+                blob = pack_error(error, f"{self.push.spec.name}.__init__", traceback_text(error))
             session.in_user_code = False
-            session.step(HostReady(None, blob))
+            session.step(HostReady(None, blob, tuple(self.states.passed_over)))
             queue.SimpleQueue[None]().get()  # its owner has the process killed
             return
         session.in_user_code = False
-        session.step(HostReady(snapshot))
+        if life.max_concurrency > 1 and not life.is_async:
+            session.threads = CallThreads(self, life.max_concurrency)
+        session.step(HostReady(snapshot, b"", tuple(self.states.passed_over)))
         if life.is_async:
             asyncio.run(self.serve_async())
-        elif life.max_concurrency > 1:
-            self.serve_threads(life.max_concurrency)
+        elif session.threads is not None:
+            queue.SimpleQueue[None]().get()
         else:
             self.serve()
 
     def begin(self, cls: Any) -> Snapshot | None:
-        checkpoint = self.push.checkpoint
-        if checkpoint is None or not isinstance(checkpoint.value, m.Inline):
+        self.kind = self.session.actor_kind = cls
+        restored = self.states.restored(cls)
+        if restored is None:
             args, kwargs = self.run.arguments()
+            self.session.at_point("actor.constructor.before_run")
             self.session.enter_user_code()
             self.instance = cls(*args, **kwargs)
             return None
-        blob = checkpoint.value.blob
-        if checkpoint.path:
-            blob = Path(checkpoint.path).read_bytes()
-            self.files.append(checkpoint.path)
-        state, snapshot = self.session.values.unpacked(b"", blob, None, True)
-        self.instance = cls.__new__(cls)
-        restore_state(self.instance, state)
-        assert isinstance(snapshot, Snapshot)
+        self.instance, snapshot = restored
         self.session.step(s.SeqsRestored(self.id, snapshot.seqs))
+        self.session.step(EstateRestored(self.id, snapshot.estate, snapshot.seqs))
+        self.session.at_point("actor.restored")
         return snapshot
 
     # --- running calls ---------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """One call at a time, in the main thread."""
+        """One call at a time, in the main thread; those that were ordered together are answered together."""
+        session = self.session
         while True:
-            job = self.session.jobs.get()
-            if isinstance(job, c.SaveState):
-                self.save(job.calls)
-            elif job is not None:
-                self.finish(job.push, self.call(job))
+            job = session.jobs.get()
+            if type(job) is c.RunTask:
+                over = self.end_of(job.push, self.call(job))
+                self.ended.append(over)
+                if session.jobs.empty() or is_last(over):
+                    self.report()
+                elif not self.report_is_due:
+                    self.report_is_due = True  # the next call may take long
+                    session.loop.call_soon_threadsafe(session.loop.call_later, REPORT_S_MAX, self.report_late)
+            elif isinstance(job, c.SaveState):
+                self.states.save(job.calls, self.instance, self.kind)
+
+    def report_late(self) -> None:
+        """The timer, in the loop thread."""
+        self.report_is_due = False
+        self.report()
+
+    def report(self) -> None:
+        """Tell the machine which calls have ended; behind one that was interrupted nothing may begin."""
+        session = self.session
+        with session.drive.lock:
+            ended = []
+            while self.ended:
+                ended.append(self.ended.popleft())
+            if not ended:
+                return
+            unbegun = []
+            while is_last(ended[-1]) and not session.jobs.empty():
+                job = session.jobs.get()
+                if isinstance(job, c.RunTask):
+                    unbegun.append(job.push.spec.id)
+            session.step(CallsEnded(tuple(ended), tuple(unbegun)))
+        for call in ended:
+            session.stop_orders.pop(call.call, None)
 
     def call(self, job: c.RunTask) -> m.TaskDone | m.TaskFailed:
         run = self.new_run(job)
         self.session.context = context = self.new_context(job)
-        return run.answer_call(context, lambda: self.invoke(run))
+        return run.answer_call(context, self.invoke)
 
-    def serve_threads(self, count: int) -> None:
-        """Up to so many calls at a time, in threads."""
-        pool = ThreadPoolExecutor(count, thread_name_prefix="flowengine-call")
-        while True:
-            job = self.session.jobs.get()
-            if isinstance(job, c.RunTask):
-                pool.submit(self.call_in_thread, job)
-
-    def call_in_thread(self, job: c.RunTask) -> None:
+    def answer_in_thread(self, job: c.RunTask) -> m.TaskDone | m.TaskFailed:
+        """Run a call in this thread, which is one of several."""
         run = self.new_run(job)
         context = self.new_context(job)
         CALL.set(context)
-        self.finish(job.push, run.answer_call(context, lambda: self.invoke(run)))
+        return run.answer_call(context, self.invoke)
 
     async def serve_async(self) -> None:
         """Calls are coroutines on one loop; plain methods run on it too."""
@@ -137,7 +166,7 @@ class Actor:
         while True:
             job = await jobs.get()
             if isinstance(job, c.SaveState):
-                self.save(job.calls)
+                self.states.save(job.calls, self.instance, self.kind)
             elif job is not None:
                 call = running[job.push.spec.id] = AsyncCall(job)
                 call.task = asyncio.create_task(self.call_async(call))
@@ -149,7 +178,7 @@ class Actor:
         context = self.new_context(job)
         CALL.set(context)
         try:
-            self.session.at_point("actor.call.before_run")
+            self.at_call()
             method, args, kwargs = self.prepared(run)
             result = method(*args, **kwargs)
             if inspect.isawaitable(result):
@@ -189,7 +218,7 @@ class Actor:
     def invoke(self, run: Run) -> tuple[m.Value, ...]:
         """Run the method in this thread."""
         session = self.session
-        session.at_point("actor.call.before_run")
+        self.at_call()
         try:
             method, args, kwargs = self.prepared(run)
             session.enter_user_code()
@@ -205,6 +234,16 @@ class Actor:
                 end_fork()
         session.at_point("actor.call.after_run")
         return run.pack(result)
+
+    def at_call(self) -> None:
+        """The points before a call, which may be one that is done again."""
+        session = self.session
+        if not session.arms.points:
+            return
+        executor = session.executor
+        if executor is not None and executor.host is not None and executor.host.recovering:
+            session.at_point("actor.replay.before_call")
+        session.at_point("actor.call.before_run")
 
     def prepared(self, run: Run) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         try:
@@ -229,70 +268,30 @@ class Actor:
         spec = job.push.spec
         context = Context(spec.id, spec.name, self.push.run, self.owner, spec.depth + 1)
         context.push = job.push
-        context.caller_key = self.id
+        context.caller_key = self.caller_key
         context.actor = self.id
         context.is_parent = True  # its children are found again by the order of the calls
         context.heir = self.heir
-        if self.recorded:
-            context.recorded = self.recorded.get(spec.id.hex(), {})
+        context.driver = self.heir
+        for kind, number, payload in job.push.recorded:
+            context.recorded[kind, number] = payload
         self.session.owner.depth = spec.depth + 1
         return context
 
-    def finish(self, push: m.PushTask, answer: m.TaskDone | m.TaskFailed) -> None:
+    def end_of(self, push: m.PushTask, answer: m.TaskDone | m.TaskFailed) -> CallEnded:
         self.session.at_point("actor.reply.before_send")
         self.session.note_running(self.run.spec, self.push.attempt)  # a death from here on is not the call's fault
-        self.session.step(CallEnded(push.spec.id, answer, self.leaving))
+        return CallEnded(push.spec.id, answer, self.leaving)
 
-    # --- checkpoints ---------------------------------------------------------------------------------------------
+    def finish(self, push: m.PushTask, answer: m.TaskDone | m.TaskFailed) -> None:
+        self.session.step(self.end_of(push, answer))
+        self.session.stop_orders.pop(push.spec.id, None)
 
-    def save(self, calls: int) -> None:
-        """Pickle the state between two calls and hand it to the machine."""
-        session = self.session
-        began = time.perf_counter()
-        host = session.executor.host if session.executor is not None else None
-        assert host is not None
-        try:
-            session.at_point("actor.checkpoint.before_write")
-            with session.drive.lock:
-                snapshot = host.snapshot(self.seqs())
-            packed = codec.pack((state_of(self.instance), snapshot))
-        except Exception:
-            session.step(StateSaved(calls, None, 0.0))
-            return
-        refs = tuple([ref.to() for ref in packed.refs if isinstance(ref, ObjectRef)])
-        if refs:
-            session.step(s.Exported(refs, self.owner))
-        path = ""
-        blob = codec.to_inline(packed)
-        if len(blob) > STATE_IN_MESSAGE_BYTES_MAX:
-            path, blob = self.write(calls, blob), b""
-        checkpoint = m.Checkpoint(calls, m.Inline(blob, refs), path)
-        session.step(StateSaved(calls, checkpoint, time.perf_counter() - began))
-        session.at_point("actor.checkpoint.after_write")
 
-    def write(self, calls: int, blob: bytes) -> str:
-        """A large state goes to a file; the two newest stay."""
-        settings = self.session.settings
-        folder = Path(settings.state_dir, "actors", settings.session)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = str(folder / f"{self.id.hex()}-{calls}")
-        part = f"{path}.part-{os.getpid()}"
-        Path(part).write_bytes(blob)
-        Path(part).replace(path)
-        self.files.append(path)
-        while len(self.files) > 2:
-            Path(self.files.pop(0)).unlink(missing_ok=True)
-        return path
-
-    def seqs(self) -> tuple[tuple[bytes, int], ...]:
-        """The numbers of this actor's next calls to others."""
-        owner = self.session.owner
-        found = {actor: seq for (actor, caller), seq in owner.seqs_before.items() if caller == self.id}
-        for actor, target in owner.targets.items():
-            line = target.lines.get(self.id)
-            if line is not None:
-                found[actor] = line.next_seq
-        return tuple(found.items())
+def is_last(over: CallEnded) -> bool:
+    """Whether a call left a state that must be looked at before another call begins."""
+    answer = over.answer
+    return over.leaving or (type(answer) is m.TaskFailed and answer.kind in CUT_SHORT)
 
 
 class Handover:
@@ -344,30 +343,3 @@ async def as_async(items: Iterable[Any]) -> AsyncIterator[Any]:
     for item in items:
         yield item
         await asyncio.sleep(0)
-
-
-def stop_error(name: str, kind: str) -> FlowError:
-    """What is raised in code that is to stop."""
-    if kind == "timeout":
-        return TaskTimeout(f"{name} ran longer than its time limit")
-    return TaskCancelled(f"{name} was cancelled while it ran")
-
-
-def state_of(instance: Any) -> Any:
-    """What a checkpoint keeps of an instance."""
-    save = getattr(instance, "__flow_save__", None)
-    return save() if save is not None else instance.__getstate__()
-
-
-def restore_state(instance: Any, state: Any) -> None:
-    """The opposite."""
-    load = getattr(instance, "__flow_load__", None) or getattr(instance, "__setstate__", None)
-    if load is not None:
-        load(state)
-        return
-    attributes, slots = state if isinstance(state, tuple) else (state, None)
-    for part in (attributes, slots):
-        for name, value in (part or {}).items():
-            object.__setattr__(instance, name, value)
-
-

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from flowengine.core.ids import TASK_ID_BYTES
 from flowengine.core.messages import Asked
+from flowengine.core.owner_records import reply_told, told_by_host
 from flowengine.observe.timeline import spans
+from flowengine.recovery.record import Piece, encoded
 from flowengine.runtime import process
 
 if TYPE_CHECKING:
@@ -28,11 +31,49 @@ def content(session: Session, question: Asked) -> Any:
         return {f"{session.role} {os.getpid()}": process.stacks()}
     if question.topic == "spans":
         return [msgspec.to_builtins(span) for span in spans(owner.spans)]
+    if question.topic == "stash":
+        with session.drive.lock:
+            return [owner.log_given(*question.argument)]
     if question.topic == "story":
         return story(session, question.argument)
+    if question.topic == "explain":
+        return explained(session, question.argument)
+    if question.topic in ("record", "reply"):
+        return encoded(pieces(session, question.topic, question.argument))
+    if question.topic == "actor_known":
+        return owner.has_actor(question.argument)
     if question.topic == "worker_of":
         return owner.worker_of(question.argument)
     return True if question.topic == "commit" else None
+
+
+def pieces(session: Session, topic: str, argument: Any) -> list[Piece]:
+    """What this process knows that a replay may need."""
+    executor = getattr(session, "executor", None)
+    host = executor.host if executor is not None else None
+    with session.drive.lock:
+        if topic == "reply":
+            return reply_told(host, argument) if host is not None and isinstance(argument, bytes) else []
+        digits = str(argument).lower()
+        if len(digits) < NAME_DIGITS_MIN:
+            return []
+        return [*session.owner.told(digits), *(told_by_host(host, digits) if host is not None else ())]
+
+
+def explained(session: Session, name: Any) -> list[str]:
+    """One text for each object or actor of this name that is known here; the start of a name will do."""
+    digits = str(name).partition(".")[0].lower()
+    if len(digits) < NAME_DIGITS_MIN:
+        return []
+    executor = getattr(session, "executor", None)
+    host = executor.host if executor is not None else None
+    with session.drive.lock:
+        names = [oid for oid in session.owner.objects if oid.hex().startswith(digits)][:STORY_OBJECTS_MAX]
+        texts = [session.owner.explain(oid) for oid in names]
+        if host is not None and host.id.hex().startswith(digits[: 2 * TASK_ID_BYTES]):
+            host.now = time.monotonic()
+            texts.append(host.explain())
+    return ["\n  ".join(lines) for lines in texts if lines]
 
 
 def story(session: Session, name: Any) -> list[str]:

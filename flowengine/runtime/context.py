@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from flowengine.core import messages as m
+from flowengine.core.ids import child_id
 from flowengine.errors import FlowError
 from flowengine.runtime.link import Endpoint
 
@@ -14,26 +16,38 @@ from flowengine.runtime.link import Endpoint
 class Context:
     """The task whose code runs here (in the driver: the program itself)."""
 
+    # There is one for each call: what is seldom said of one is said here for all.
+    heir = ""  # who is asked about what the code owns when this process is dead; see RefTo
+    driver = ""  # see TaskSpec
+    push: m.PushTask | None = None
+    actor: bytes | None = None  # the actor whose method this is
+    is_job = False  # the program itself, as a resumable job: its choices are journaled
+    is_parent = False  # the machine knows that this task has children or made choices
+
     def __init__(self, task: bytes, name: str = "", attempt: int = 1, caller: str = "", depth: int = 0) -> None:
         self.task = task
         self.name = name
         self.attempt = attempt
         self.caller = caller
-        self.heir = f"{caller} {task.hex()}" if caller else ""  # see RefTo
         self.depth = depth
         self.children = itertools.count()
         self.choices: dict[str, itertools.count[int]] = {}
         self.recorded: dict[tuple[str, int], bytes] = {}
         self.noted: list[tuple[str, int, bytes]] = []
-        self.push: m.PushTask | None = None
         self.caller_key = task  # who calls actors, by a name that is the same when it runs again
-        self.actor: bytes | None = None  # the actor whose method this is
-        self.is_job = False  # the program itself, as a resumable job: its choices are journaled
-        self.is_parent = False  # the machine knows that this task has children or made choices
+
+    def new_child(self) -> bytes:
+        """The name of the next child of the task."""
+        return child_id(self.task, next(self.children))
 
     def next_choice(self, kind: str) -> int:
         """How many choices of this kind the task made before."""
         return next(self.choices.setdefault(kind, itertools.count()))
+
+
+def wait_name(oids: Sequence[bytes]) -> int:
+    """The number of a wait among the choices of its code: the same when the code runs again."""
+    return int.from_bytes(oids[0][:7], "big")
 
 
 class Questions:

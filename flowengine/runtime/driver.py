@@ -6,10 +6,13 @@ import asyncio
 import atexit
 import concurrent.futures
 import logging
+import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Coroutine
+from types import FrameType
 from typing import Any, TypeVar
 
 import psutil
@@ -20,6 +23,9 @@ from flowengine.core import owner_state as s
 from flowengine.core.ids import root_id
 from flowengine.errors import FlowError, HeadLost
 from flowengine.objects.segments import is_session_here
+from flowengine.recovery import durable
+from flowengine.recovery.record import Piece, decoded
+from flowengine.recovery.records import Records
 from flowengine.refs import Current
 from flowengine.runtime.connection import Connection
 from flowengine.runtime.context import Context
@@ -36,6 +42,7 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 30.0
 ASK_AGAIN_S = 0.2
+RECORD_TIMEOUT_S = 10.0
 LOGS_PATIENCE_S = 1.0  # at the end, for lines on their way
 LOCAL_NODE_PATIENCE_S = 1.0  # before a node is started on a host where none seems to be
 COMING_NODE = "node-of-"  # `flow node` leaves a folder for a session of this name while it runs
@@ -117,7 +124,22 @@ class DriverSession(Session):
     def open(self, node: str) -> None:
         """As every session; a thread and an endpoint may run already."""
         super().open(node)
-        self.values.durable_url = f"file://{self.settings.state_dir}/durable"
+        self.values.durable_url = self.durable_url
+        self.records = Records(self.settings.state_dir, self.view_of, self.told_of)
+        self.drive.perform[c.KeepPiece] = self.records.keep
+        self.owner.keeps_records = True
+
+    def view_of(self, oid: bytes) -> memoryview | None:
+        """A stored value, if it is on this host."""
+        return self.values.segments.open(oid.hex())
+
+    def ask_record(self, digits: str) -> list[Piece]:
+        """All that is known of a task or an actor: by processes, and on disk of one that failed."""
+        return [*self.told_of(digits), *self.records.kept(digits)]
+
+    def told_of(self, digits: str) -> list[Piece]:
+        """What the processes of the cluster know of a task or an actor."""
+        return decoded(self.ask(self.node, "record", digits, timeout_s=RECORD_TIMEOUT_S))
 
     def open_job(self) -> None:
         """A resumable job: take over what an earlier run left."""
@@ -214,9 +236,33 @@ class DriverSession(Session):
         welcome = self.joined.result(timeout=self.config.connect_timeout_s)
         old = self.values
         self.enter(welcome)
-        self.values.durable_url = f"file://{self.settings.state_dir}/durable"
+        self.values.durable_url = self.durable_url
         self.step(s.NodeMoved(node, welcome.node_id))
         old.give_up("the node of this host was started again meanwhile")
+
+    # --- signals ----------------------------------------------------------------------------------
+
+    def interrupted(self, number: int, frame: FrameType | None) -> None:
+        """SIGINT in the main thread: at once in user code, at its end inside of the engine."""
+        if self.masked:
+            self.pending_signal = KeyboardInterrupt()
+        else:
+            raise KeyboardInterrupt
+
+    def guard_interrupts(self) -> None:
+        """Take over SIGINT where Python's own handler was."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self.interrupted)
+
+    def unguard_interrupts(self) -> None:
+        """Give SIGINT back."""
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and signal.getsignal(signal.SIGINT) == self.interrupted:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    # --- ending -----------------------------------------------------------------------------------
 
     def shutdown(self, failed: bool = False) -> None:
         """End the engine; harmless when it has ended. failed: the program did not end well, so its job may go on."""
@@ -226,11 +272,31 @@ class DriverSession(Session):
         self.unguard_interrupts()
         self._drain_logs()
         self._stop_seeking()
+        self.records.close()
         self.close()
         if self.job is not None:
             self.job.close(done=not failed and getattr(sys, "last_value", None) is None)
         if self.launched is not None:
             self.launched.end()
+        self._drop_durable()
+
+    @property
+    def durable_url(self) -> str:
+        """Where durable values go: those of a job stay for its next run, others end with the session."""
+        if self.settings.job:
+            return f"{self.settings.durable_url}/durable"
+        pid = os.getpid()
+        if self.launched is not None and self.connection is None:
+            pid = self.launched.process.pid  # a local engine, whose launcher removes them when this process is killed
+        return f"{durable.live_url(self.settings.durable_url, self.session_name, pid)}/durable"
+
+    def _drop_durable(self) -> None:
+        """Remove what only this session needed."""
+        if not self.settings.job:
+            durable.drop(self.durable_url.rpartition("/")[0])
+        for made in self.owner.made.values():
+            if made.folder:
+                durable.drop(made.folder)
 
     def _stop_seeking(self) -> None:
         if self.seeking and self.seeker is not None:

@@ -42,6 +42,7 @@ class DriverSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_workers: int
     store_limit_bytes: int
     state_dir: str
+    durable_url: str  # where what must outlive processes goes: state_dir, or the URL that was given for it
     secret: bytes
     log_to_driver: bool = True
     host: str = "127.0.0.1"
@@ -114,6 +115,7 @@ def launch(settings: DriverSettings, session: str = "", head: str = "", tls: Tls
             num_workers=settings.num_workers if not head else 0,
             store_limit_bytes=settings.store_limit_bytes,
             state_dir=settings.state_dir,
+            durable_url=settings.durable_url,
             tls=tls,
             head=head,
             config=settings.config,

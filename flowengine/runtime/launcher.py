@@ -268,8 +268,8 @@ class Launcher:
         node = NodeProcessSettings(
             node_id=node_id, host=settings.host, session=settings.session, secret=settings.secret, tls=settings.tls,
             total=settings.total, num_workers=settings.num_workers, store_limit_bytes=settings.store_limit_bytes,
-            store_root=settings.store_root, state_dir=settings.state_dir, config=settings.config,
-            head=self.head_address, log_to_driver=settings.log_to_driver)
+            store_root=settings.store_root, state_dir=settings.state_dir, live_url=self._live_url(),
+            config=settings.config, head=self.head_address, log_to_driver=settings.log_to_driver)
         mine, its = channel_pair()
         pid = os.fork()
         if not pid:
@@ -278,6 +278,13 @@ class Launcher:
         life = self.node = Life(pid, node_id)
         life.channel = Channel(mine, TO_LAUNCHER)
         self._selector.register(mine, selectors.EVENT_READ, functools.partial(self._node_speaks, life))
+
+    def _live_url(self) -> str:
+        """Where checkpoints go: with a local engine they end, those of a cluster outlive this host."""
+        settings = self.settings
+        url = settings.durable_url or f"file://{settings.state_dir}"
+        found: str = self._modules["durable"].live_url(url, settings.session, 0 if settings.head else self.pid)
+        return found
 
     def _be_node(self, settings: NodeProcessSettings, end: socket.socket) -> int | None:
         child.become_child("flow-node", self.pid, (end.fileno(),))
@@ -398,7 +405,7 @@ class Launcher:
                 session_path(self.settings.state_dir, self.settings.session).unlink()
             for left in Path(self.settings.state_dir).glob(f"head-{self.settings.session}.sqlite*"):
                 left.unlink(missing_ok=True)  # the session will not be taken up again
-            shutil.rmtree(Path(self.settings.state_dir, "actors", self.settings.session), ignore_errors=True)
+            self._modules["durable"].drop(self._live_url())
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):
@@ -421,7 +428,8 @@ def preload(settings: LauncherSettings) -> dict[str, ModuleType]:
     with contextlib.suppress(ImportError):
         importlib.import_module("uvloop")
     modules = {"node": importlib.import_module("flowengine.runtime.node"),
-               "worker": importlib.import_module(settings.worker_module)}
+               "worker": importlib.import_module(settings.worker_module),
+               "durable": importlib.import_module("flowengine.recovery.durable")}
     if not settings.head:
         modules["head"] = importlib.import_module("flowengine.runtime.head")
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # lost peers are news for the machines alone

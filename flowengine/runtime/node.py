@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 import time
 from typing import Any
 
@@ -28,6 +29,7 @@ from flowengine.core.node_desk import NodeSettings
 from flowengine.objects import segments as store_files
 from flowengine.objects import spill
 from flowengine.objects.transfer import Transfers
+from flowengine.recovery import durable
 from flowengine.runtime import process
 from flowengine.runtime.channel import Channel
 from flowengine.runtime.drive import Drive
@@ -99,6 +101,7 @@ class NodeShell:
         settings, pid = self.settings, os.getpid()
         store_files.sweep(settings.store_root)
         spill.sweep(settings.state_dir)
+        threading.Thread(target=durable.sweep, args=(settings.live_url,), name="flowengine-sweep", daemon=True).start()
         self.folder = store_files.session_folder(settings.session, pid, settings.store_root)
         # What this process wrote itself is given back when it is freed: the machine counts the pools of writers only.
         self.segments = store_files.Segments(self.folder, pool_bytes_max=0)
@@ -119,7 +122,8 @@ class NodeShell:
         template = WorkerSettings(
             worker_id="", node=me, node_id=settings.node_id, host=settings.host, session=settings.session,
             secret=settings.secret, tls=settings.tls, store_folder=self.folder, state_dir=settings.state_dir,
-            running_path="", config=self.config, log_to_driver=settings.log_to_driver, head=self.head)
+            live_url=settings.live_url, running_path="", config=self.config, log_to_driver=settings.log_to_driver,
+            head=self.head)
         workers = self.workers = Workers(template, self._say, drive.step, self._forward)
         self.objects.step = drive.step
         drive.perform.update({
@@ -207,7 +211,7 @@ class NodeShell:
         lease = self.machine.leases.leases.get(order.lease)
         if lease is None or lease.owner != peer or not looks:
             return
-        if self.workers.stopped_in(lease.worker.worker_id, order.task):
+        if not order.task or self.workers.stopped_in(lease.worker.worker_id, order.task):
             self.drive.step(order, peer)
         else:  # it is about to begin, or the next has begun
             asyncio.get_running_loop().call_later(FORCE_LOOK_S, self._kill_if_running, peer, order, looks - 1)

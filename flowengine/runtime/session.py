@@ -13,12 +13,10 @@ import concurrent.futures
 import itertools
 import logging
 import os
-import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any
 
 import msgspec
@@ -27,21 +25,22 @@ from flowengine.config import Config
 from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
-from flowengine.core.ids import child_id, object_id
+from flowengine.core.ids import object_id
 from flowengine.core.owner import Owner
-from flowengine.errors import EngineBug, FlowError, GetTimeout, StaleSession, unpack_error
+from flowengine.errors import Deadlock, EngineBug, FlowError, GetTimeout, StaleSession, unpack_error
 from flowengine.objects import codec
 from flowengine.objects.segments import Segments
 from flowengine.refs import Current, ObjectRef
 from flowengine.runtime import answers, process
 from flowengine.runtime.callbacks import Callbacks
-from flowengine.runtime.context import Context, Questions
+from flowengine.runtime.context import Context, Questions, wait_name
 from flowengine.runtime.drive import Drive
 from flowengine.runtime.settings import Tls
-from flowengine.runtime.values import Unbroken, Values, drop_state
+from flowengine.runtime.values import Unbroken, Values, drop_durable, drop_state, warn
 
 log = logging.getLogger(__name__)
 
+LONG_WAIT_S = 1.0  # then a worker looks whether the wait can end
 TICK_S = 0.1  # between looks at what was dropped
 
 
@@ -49,6 +48,7 @@ class Session:
     """The engine as one process sees it."""
 
     role = "driver"
+    actor_kind: type | None = None  # the class of the actor that lives here
 
     def __init__(self, config: Config, secret: bytes, tls: Tls | None, host: str) -> None:
         self.config = config
@@ -129,7 +129,9 @@ class Session:
 
     def performers(self) -> dict[type, Callable[[Any], None]]:
         """How this process carries commands out."""
-        return {c.Resolve: self._resolve, c.RestoreDurable: self._restore_durable, c.DropState: drop_state}
+        return {c.Resolve: self._resolve, c.RestoreDurable: lambda command: self.values.bring_back(command),
+                c.WriteDurable: lambda command: self.values.write_behind(command),
+                c.DropDurable: drop_durable, c.DropState: drop_state, c.Warn: warn}
 
     @property
     def address(self) -> str:
@@ -187,6 +189,7 @@ class Session:
             return
         if self.dropped or self.streams_dropped:
             self._drop()
+        self.drive.flush_lazily()  # the program may compute for long
         self.loop.call_later(TICK_S, self._tick)
 
     def on_batch(self, peer: str, messages: list[Any]) -> None:
@@ -231,8 +234,11 @@ class Session:
                 return True
             try:
                 self.going_to_block(context)
-                left_s = -1 if deadline is None else max(0.0, deadline - time.monotonic())
+                left_s = LONG_WAIT_S if deadline is None else max(0.0, deadline - time.monotonic())
                 came = bool(lock.acquire(timeout=left_s))
+                if not came and deadline is None:
+                    self.waits_long(number, context)
+                    came = bool(lock.acquire())
                 self.check_open()
                 return came
             finally:
@@ -247,13 +253,19 @@ class Session:
     def blocked_no_more(self, context: Context) -> None:
         """The wait is over."""
 
+    def waits_long(self, number: int, context: Context) -> None:
+        """A wait without a time limit lasts: in a worker it may be that it can never end."""
+
     def _resolve(self, command: c.Resolve) -> None:
         wake = self.waits.pop(command.waiter, None)
         if wake is not None:
             wake()
 
     def wait_ready(self, oids: Sequence[bytes], count: int, deadline: float | None) -> bool:
-        """Wait until `count` of the objects have a value; False when the time is over."""
+        """Wait until `count` of the objects have a value; False when the time is over; raises Deadlock."""
+        before = self.context.recorded
+        if before and oids and (circle := before.get(("circle", wait_name(oids)))) is not None:
+            raise Deadlock(circle.decode())
         objects = self.owner.objects
         ready = 0
         for oid in oids:
@@ -266,7 +278,11 @@ class Session:
             return False
         number, lock = self.new_wait()
         self.step(s.ReadyAsked(number, tuple(oids), count))
-        return self.block(number, lock, deadline)
+        came = self.block(number, lock, deadline)
+        if self.owner.circles and (told := self.owner.circles.pop(number, "")):
+            self.note("circle", wait_name(oids), told.encode())
+            raise Deadlock(told)
+        return came
 
     def fetch(self, oid: bytes, deadline: float | None) -> None:
         """Wait until the object's bytes may be in the local store, or its value has changed."""
@@ -297,10 +313,9 @@ class Session:
         """Who is asked about what we own when we are dead: the owner of the task that runs here."""
         return self.context.heir
 
-    def new_child(self) -> bytes:
-        """The name of the next child of the running task."""
-        context = self.context
-        return child_id(context.task, next(context.children))
+    def actor_home(self) -> tuple[bytes, str]:
+        """The actor that lives here and its owner; asked in its process only."""
+        return b"", ""
 
     def why(self, oid: bytes) -> str:
         """One line about an object."""
@@ -314,7 +329,7 @@ class Session:
 
     def put_packed(self, packed: codec.Packed, durable: bool = False) -> ObjectRef:
         """A new value of the running code."""
-        oid = object_id(self.new_child(), 0)
+        oid = object_id(self.context.new_child(), 0)
         if durable:
             self.values.write_durable(oid, packed)
         with Unbroken(self):  # an interrupt in between would leave a value to which nothing refers
@@ -362,9 +377,14 @@ class Session:
         return value
 
     def commit(self) -> None:
-        """Wait until the owner of the running task has what a re-run would need."""
+        """Wait until others have what it takes to come here again: the task's owner, and those of actors heard of."""
+        with self.drive.lock:
+            self.step(s.CommitAsked())
+            journals = {held.owner: None for held in self.owner.stash.open.values()}
         if self.context.caller:
-            self.ask(self.context.caller, "commit", scope="local", timeout_s=self.config.link_lost_after_s)
+            journals[self.context.caller] = None
+        for journal in journals:
+            self.ask(journal, "commit", scope="local", timeout_s=self.config.link_lost_after_s)
 
     # --- getting ----------------------------------------------------------------------------------
 
@@ -442,15 +462,6 @@ class Session:
             raise error
         return None
 
-    # --- durable values ---------------------------------------------------------------------------
-
-    def _restore_durable(self, command: c.RestoreDurable) -> None:
-        def work() -> None:
-            reason = self.values.restore_durable(command.oid)
-            self.step(s.DurableBack(command.oid, self.node, reason))
-
-        threading.Thread(target=work, name="flowengine-restore", daemon=True).start()
-
     # --- asking others ----------------------------------------------------------------------------
 
     def ask(self, to: str, topic: str, argument: Any = None, scope: str = "cluster", timeout_s: float = 5.0) -> Any:
@@ -476,30 +487,10 @@ class Session:
         self.endpoint.send(peer, m.Answered(question.request, question.topic, answers.content(self, question)))
 
     def answered(self, peer: str, message: m.Answered) -> None:
-        """An answer came."""
+        """An answer came; negative numbers are of the machine."""
+        if message.request < 0:
+            self.drive.step(message, peer)
         self.questions.answered(message)
-
-    # --- signals ----------------------------------------------------------------------------------
-
-    def interrupted(self, number: int, frame: FrameType | None) -> None:
-        """SIGINT in the main thread: at once in user code, at its end inside of the engine."""
-        if self.masked:
-            self.pending_signal = KeyboardInterrupt()
-        else:
-            raise KeyboardInterrupt
-
-    def guard_interrupts(self) -> None:
-        """Take over SIGINT where Python's own handler was."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self.interrupted)
-
-    def unguard_interrupts(self) -> None:
-        """Give SIGINT back."""
-        in_main = threading.current_thread() is threading.main_thread()
-        if in_main and signal.getsignal(signal.SIGINT) == self.interrupted:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     # --- ending -----------------------------------------------------------------------------------
 
@@ -518,8 +509,6 @@ class Session:
         if not self.thread.is_alive():
             self.loop.close()
             return  # the start has failed before anything ran here
-        if not self.thread.is_alive():
-            return
         try:
             asyncio.run_coroutine_threadsafe(self.endpoint.close(), self.loop).result(timeout=3)
         except Exception:

@@ -36,6 +36,7 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     tls: Tls | None
     store_folder: str
     state_dir: str
+    live_url: str  # where large checkpoints and durable values of the session go
     running_path: str  # the worker notes here which task it runs; see node_workers for how
     config: Config
     log_to_driver: bool = True
@@ -55,6 +56,7 @@ class NodeProcessSettings(Settings, frozen=True, kw_only=True):
     store_limit_bytes: int
     store_root: str
     state_dir: str
+    live_url: str
     config: Config
     head: str = ""  # "": the launcher tells it when the head listens
     port: int = 0
@@ -84,6 +86,7 @@ class LauncherSettings(Settings, frozen=True, kw_only=True):
     num_workers: int
     store_limit_bytes: int
     state_dir: str
+    durable_url: str = ""  # of the storage for what must outlive processes; "": state_dir
     tls: Tls | None = None
     store_root: str = "/dev/shm"
     head: str = ""  # "": start one here

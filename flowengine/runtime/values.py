@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import itertools
-import os
+import logging
 import threading
 import time
 from concurrent.futures import Future
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import fsspec
 
 from flowengine.core import commands as c
 from flowengine.core import messages as m
+from flowengine.core import owner_state as s
 from flowengine.core.ids import short
 from flowengine.errors import EngineBug, FlowError, OutOfDisk, StoreFull, TaskError, traceback_text, unpack_error
 from flowengine.objects import codec
 from flowengine.objects.segments import Segments
+from flowengine.recovery import durable
+from flowengine.recovery.durable import Durable
 from flowengine.refs import ObjectRef
 
 if TYPE_CHECKING:
     from flowengine.runtime.session import Session
+
+log = logging.getLogger(__name__)
 
 SUCCESSOR_LOOK_S = 0.02  # a restarted node listens after some tenths of a second
 STORE_ERRORS: dict[str, type[FlowError]] = {"StoreFull": StoreFull, "OutOfDisk": OutOfDisk}
@@ -48,11 +50,25 @@ class NodeGone(FlowError):
 
 
 def drop_state(command: c.DropState) -> None:
-    """Remove the files of an actor's checkpoints."""
-    newest = Path(command.path)
-    actor = newest.name.partition("-")[0]
-    for file in newest.parent.glob(f"{actor}-*"):
-        file.unlink(missing_ok=True)
+    """Remove the files of an actor's checkpoints, in a thread of its own."""
+    threading.Thread(target=durable.drop, args=(command.url,), name="flowengine-drop", daemon=True).start()
+
+
+def drop_durable(command: c.DropDurable) -> None:
+    """Remove a durable copy, in a thread of its own."""
+
+    def work() -> None:
+        try:
+            Durable(command.url).delete(command.oid.hex())
+        except Exception as error:  # each file system has errors of its own
+            log.warning("the durable copy %s/%s is left: %s", command.url, command.oid.hex(), error)
+
+    threading.Thread(target=work, name="flowengine-drop", daemon=True).start()
+
+
+def warn(command: c.Warn) -> None:
+    """Tell the program."""
+    log.warning("%s", command.text)
 
 
 class Values:
@@ -167,6 +183,7 @@ class Values:
             session.endpoint.send(self.node, m.SpaceReturned(nbytes))
             raise
         session.endpoint.send(self.node, m.ObjectSealed(oid, nbytes, owner))
+        session.at_point("object.after_seal", oid)
         if session.values is not self:
             raise NodeGone("the node was started again meanwhile")
         return m.Stored(nbytes, (self.node,), contained)
@@ -228,55 +245,67 @@ class Values:
 
     # --- durable values ---------------------------------------------------------------------------
 
-    def durable_file(self, oid: bytes) -> tuple[Any, str]:
-        """File system and path of a durable value."""
-        fs, path = fsspec.core.url_to_fs(self.durable_url)
-        return fs, f"{path}/{oid.hex()}"
+    @property
+    def durable(self) -> Durable:
+        """Where durable values go."""
+        return Durable(self.durable_url)
 
     def write_durable(self, oid: bytes, packed: codec.Packed) -> None:
         """Write the value to durable storage; complete or not at all."""
-        fs, path = self.durable_file(oid)
-        fs.makedirs(os.path.dirname(path), exist_ok=True)
-        nbytes = codec.layout_bytes(packed)
-        view = memoryview(bytearray(nbytes))
+        view = memoryview(bytearray(codec.layout_bytes(packed)))
         codec.write_object(view, packed, oid.hex().encode())
-        self._to_file(fs, path, view)
+        self._to_file(oid, view)
 
     def make_durable(self, oid: bytes) -> None:
         """Copy a stored value of this host to durable storage; raises OSError when it is not here."""
-        fs, path = self.durable_file(oid)
-        if fs.exists(path):
+        if self.durable.exists(oid.hex()):
             return
         view = self.segments.open(oid.hex())
         if view is None:
             raise FileNotFoundError(f"object {short(oid)} is not in the store of this host")
-        fs.makedirs(os.path.dirname(path), exist_ok=True)
-        self._to_file(fs, path, view)
+        self._to_file(oid, view)
 
     def drop_durable(self, oid: bytes) -> None:
         """The durable copy is not needed any more."""
-        fs, path = self.durable_file(oid)
-        if fs.exists(path):
-            fs.rm(path)
+        self.durable.delete(oid.hex())
 
-    def _to_file(self, fs: Any, path: str, view: memoryview) -> None:
-        """Complete or not at all."""
-        part = f"{path}.part-{os.getpid()}-{threading.get_ident()}-{time.monotonic_ns()}"
-        with fs.open(part, "wb") as file:
-            file.write(view)
-        fs.mv(part, path)
+    def _to_file(self, oid: bytes, view: memoryview) -> None:
+        store = self.durable
+        store.make_folder()
+        store.write(oid.hex(), view)
 
-    def restore_durable(self, oid: bytes) -> str:
+    def bring_back(self, command: c.RestoreDurable) -> None:
+        """Bring a durable value back into the local store, in a thread of its own."""
+
+        def work() -> None:
+            reason = self.restore_durable(command.oid, command.url)
+            self.session.step(s.DurableBack(command.oid, self.session.node, reason))
+
+        threading.Thread(target=work, name="flowengine-restore", daemon=True).start()
+
+    def write_behind(self, command: c.WriteDurable) -> None:
+        """Copy a value to durable storage, in a thread of its own, and tell its owner."""
+
+        def work() -> None:
+            began, url, failure = time.perf_counter(), self.durable_url, ""
+            try:
+                self.make_durable(command.oid)
+            except Exception as error:  # each file system has errors of its own
+                url, failure = "", f"it could not be written to {url}: {error}"
+            took_s = time.perf_counter() - began
+            self.session.endpoint.send(command.owner, m.ObjectPersisted(command.oid, url, took_s, failure))
+
+        threading.Thread(target=work, name="flowengine-persist", daemon=True).start()
+
+    def restore_durable(self, oid: bytes, url: str = "") -> str:
         """Bring a durable value back into the local store; the reason when that fails."""
-        fs, path = self.durable_file(oid)
         try:
-            with fs.open(path, "rb") as file:
-                blob = file.read()
+            blob = Durable(url or self.durable_url).read(oid.hex())
             self.ask_space(len(blob))
             segment = self.segments.create(oid.hex(), len(blob))
             segment.view[:] = blob
             segment.seal()
-        except (OSError, FlowError) as error:
+        except Exception as error:  # each file system has errors of its own
             return f"its durable copy could not be read: {error}"
         self.session.endpoint.send(self.session.node, m.ObjectSealed(oid, len(blob), self.session.address))
         return ""

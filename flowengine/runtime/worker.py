@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import mmap
 import os
 import queue
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -19,10 +19,11 @@ from flowengine.chaos.arms import Arms
 from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
+from flowengine.core.executor import BOTH, Executor, ItemMade, TaskBlocked, TaskEnded
 from flowengine.core.executor import HANDLERS as EXECUTOR_HANDLERS
-from flowengine.core.executor import STOP_GRACE_S, Executor, ItemMade, TaskBlocked, TaskEnded
 from flowengine.core.ids import object_id, short
 from flowengine.core.owner import Owner
+from flowengine.core.owner_waits import WaitIsLong
 from flowengine.errors import (
     BadValue,
     FlowError,
@@ -36,11 +37,12 @@ from flowengine.errors import (
 )
 from flowengine.objects import codec
 from flowengine.refs import Current, ObjectRef
-from flowengine.runtime.actor import CALL, Actor, Handover, stop_error
+from flowengine.runtime.actor import CALL, Actor, Handover
+from flowengine.runtime.actor_threads import CallThreads, stop_error
 from flowengine.runtime.context import Context
 from flowengine.runtime.drive import Drive
 from flowengine.runtime.forks import end_fork, guard_forks
-from flowengine.runtime.node_workers import DEADLINE_BYTES, NAME_BYTES, RUNNING_BYTES
+from flowengine.runtime.notes import note_running, open_note
 from flowengine.runtime.session import Session
 from flowengine.runtime.settings import WorkerSettings
 from flowengine.slots import fill_slots
@@ -59,13 +61,14 @@ class Machines:
     def handle(self, event: Any, now: float, sender: str = "") -> list[Any]:
         """The one door of the process."""
         kind = type(event)
+        owner = self.owner
         if kind not in EXECUTOR_HANDLERS:
-            out = self.owner.handle(event, now, sender)
-            return out if self.executor.host is None else self.executor.host.gate(out, self.executor.node)
-        out = self.executor.handle(event, now, sender)
-        if kind is m.PeerLost:
-            out = [*out, *self.owner.handle(event, now, sender)]
-        return out if self.executor.host is None else self.executor.host.gate(out, self.executor.node)
+            out = owner.handle(event, now, sender)
+        else:
+            out = self.executor.handle(event, now, sender)
+            if kind in BOTH:
+                out = [*out, *owner.handle(event, now, sender)]
+        return owner.gate(out) if owner.gated else out
 
 
 class WorkerSession(Session):
@@ -77,10 +80,11 @@ class WorkerSession(Session):
         super().__init__(settings.config, settings.secret, settings.tls, settings.host)
         self.settings = settings
         self.jobs: queue.SimpleQueue[c.RunTask | c.SaveState | None] = queue.SimpleQueue()
+        self.threads: CallThreads | None = None  # of an actor that has several
         self.blobs: dict[bytes, bytes] = {}
         self.functions: dict[bytes, tuple[Callable[..., Any], list[ObjectRef]]] = {}
         self.in_user_code = False
-        self.stop_order: c.Interrupt | None = None  # the interrupt that has not been raised yet
+        self.stop_orders: dict[bytes, c.Interrupt] = {}  # by task: interrupts that have not been raised yet
         self.stream_taken = 0
         self.stream_moved: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.arms = Arms(os.path.join(settings.store_folder, "chaos"))
@@ -88,7 +92,7 @@ class WorkerSession(Session):
 
     def make_drive(self, owner: Owner) -> Drive:
         """Owner and Executor behind one door."""
-        self.executor = Executor(self.endpoint.address, self.node, self.settings.worker_id)
+        self.executor = Executor(self.endpoint.address, self.node, self.settings.worker_id, owner.stash)
         return Drive(Machines(owner, self.executor), self.on_bug)
 
     def hello(self) -> None:
@@ -114,7 +118,7 @@ class WorkerSession(Session):
         self.arms.read()  # again: a point may have been armed while this process started
         Current.session = self
         guard_forks()
-        self.values.durable_url = f"file://{self.settings.state_dir}/durable"
+        self.values.durable_url = f"{self.settings.live_url}/durable"
         started = m.WorkerStarted(self.settings.worker_id, os.getpid(), self.endpoint.address)
         self.endpoint.send(self.node, started)
 
@@ -127,10 +131,12 @@ class WorkerSession(Session):
     # --- commands ---------------------------------------------------------------------------------
 
     def run_task(self, command: c.RunTask) -> None:
-        """The main thread's next job; what was to interrupt an earlier one came too late."""
-        self.stop_order = None
+        """A job of the main thread."""
         while not self.stream_moved.empty():
             self.stream_moved.get()
+        if self.threads is not None:
+            self.threads.run(command)
+            return
         self.jobs.put(command)
 
     def keep_function(self, command: c.KeepFunction) -> None:
@@ -147,20 +153,24 @@ class WorkerSession(Session):
         if isinstance(self.jobs, Handover):
             self.jobs.stop(command)
             return
-        self.stop_order = command
+        if self.threads is not None:
+            self.threads.stop(command)
+            return
+        self.stop_orders[command.task] = command
         signal.pthread_kill(self.main_thread or 0, INTERRUPT_SIGNAL)
         self.stream_moved.put(-1)
 
     def on_interrupt(self, number: int, frame: FrameType | None) -> None:
         """The signal, in the main thread; outside of user code it waits until that is entered."""
-        stop, push = self.stop_order, self.context.push
-        if stop is None or push is None or not self.in_user_code:
+        push = self.context.push
+        if push is None or not self.in_user_code:
             return
-        if (stop.task, stop.attempt) != (push.spec.id, push.attempt):
+        stop = self.stop_orders.get(push.spec.id)
+        if stop is None or stop.attempt != push.attempt:
             return
         name = f"task {push.spec.name} {short(stop.task)}"
         error = stop_error(name, stop.kind)
-        self.stop_order = None
+        del self.stop_orders[stop.task]
         if self.masked:
             self.pending_signal = error
         else:
@@ -169,7 +179,7 @@ class WorkerSession(Session):
     def enter_user_code(self) -> None:
         """From here on an interrupt is raised at once; one that came before is raised now."""
         self.in_user_code = True
-        if self.stop_order is not None:
+        if self.stop_orders:
             self.on_interrupt(INTERRUPT_SIGNAL, None)
 
     def cancel_children(self, command: c.CancelChildren) -> None:
@@ -196,6 +206,11 @@ class WorkerSession(Session):
     def context(self, context: Context) -> None:
         self.base_context = context
 
+    def actor_home(self) -> tuple[bytes, str]:
+        """The actor that lives here and its owner."""
+        host = self.executor.host if self.executor is not None else None
+        return (host.id, host.owner) if host is not None else super().actor_home()
+
     def drop_results(self, command: c.DropResults) -> None:
         """Results whose owner is gone."""
         self.endpoint.send(self.node, m.ObjectFreed(command.oids))
@@ -209,6 +224,14 @@ class WorkerSession(Session):
         """It goes on."""
         if context.push is not None:
             self.step(TaskBlocked(False, context.task, context.push.attempt))
+
+    def waits_long(self, number: int, context: Context) -> None:
+        """Calls may wait for each other in a circle; an actor's main thread runs all of its calls."""
+        in_main = threading.get_ident() == self.main_thread
+        if not in_main and CALL.get(None) is None:
+            return  # a thread of the user's own: the code may end without it
+        alone = in_main and context.actor is not None
+        self.step(WaitIsLong(number, context.task, context.name, context.depth, alone))
 
     def submit(self, spec: m.TaskSpec, blob: bytes | None) -> None:
         """A new task of the running one, which is a parent from now on."""
@@ -249,9 +272,11 @@ class WorkerSession(Session):
             push = job.push
             note_running(self.running_note, push.spec, push.attempt)
             answer = Run(self, push, job.caller).answer()
+            self.at_point("task.reply.before_send")
             if self.jobs.empty():
                 flush_streams()  # before the answer, since the program may end the engine when it has that
             self.step(TaskEnded(push.spec.id, push.attempt, answer))
+            self.stop_orders.pop(push.spec.id, None)  # it came too late
 
     def goodbye(self, peer: str, message: m.Goodbye) -> None:
         """The node has more processes than it needs: end, unless somebody needs this one."""
@@ -286,26 +311,30 @@ class WorkerSession(Session):
         if self.arms.points:
             context = self.context
             actor = context.actor.hex() if context.actor is not None else ""
-            self.arms.passed(point, (context.name, context.task.hex(), actor))
+            method = f"{actor}.{context.push.spec.function.decode()}" if actor and context.push is not None else ""
+            self.arms.passed(point, (context.name, context.task.hex(), actor, method))
 
 
 class Run:
     """One attempt of one task in the main thread."""
+
+    began_us = 0
+    items = 0
+    given: tuple[bytes, ...] = ()
 
     def __init__(self, session: WorkerSession, push: m.PushTask, caller: str) -> None:
         self.session = session
         self.push = push
         self.spec = push.spec
         self.caller = caller
-        self.began_us = 0
-        self.items = 0
-        self.given: tuple[bytes, ...] = ()
 
     def answer(self) -> m.TaskDone | m.TaskFailed:
         """Run it and say how it went; never raises."""
         session, spec, push = self.session, self.spec, self.push
         context = Context(spec.id, spec.name, push.run, self.caller, spec.depth + 1)
         context.push = push
+        context.heir = f"{self.caller} {spec.id.hex()}"
+        context.driver = spec.driver or context.heir
         for kind, number, payload in push.recorded:
             context.recorded[kind, number] = payload
         session.context = context
@@ -321,12 +350,12 @@ class Run:
             session.in_user_code = False
             session.pending_signal = None
 
-    def answer_call(self, context: Context, invoke: Callable[[], tuple[m.Value, ...]]) -> m.TaskDone | m.TaskFailed:
+    def answer_call(self, context: Context, invoke: Callable[[Run], tuple[m.Value, ...]]) -> m.TaskDone | m.TaskFailed:
         """Run one call of an actor and say how it went; never raises."""
         self.began_us = time.monotonic_ns() // 1000
         self.session.note_running(self.spec, self.push.attempt)
         try:
-            return self.done_call(context, invoke())
+            return self.done_call(context, invoke(self))
         except BaseException as error:
             return self.failed_call(context, error)
         finally:
@@ -421,7 +450,10 @@ class Run:
         return tuple(made)
 
     def pack_one(self, index: int, value: Any) -> m.Value:
-        made = self.session.values.keep(object_id(self.spec.id, index), codec.pack(value), self.caller)
+        packed = codec.pack(value)
+        if not packed.refs and packed.nbytes <= self.session.config.inline_bytes_max:
+            return m.Inline(codec.to_inline(packed))
+        made = self.session.values.keep(object_id(self.spec.id, index), packed, self.caller)
         self.export(made)
         return made
 
@@ -480,6 +512,8 @@ class Run:
             kind = "store"
         elif not isinstance(error, (ObjectLost, FlowError)) or isinstance(error, Exception):
             retry = self.is_retried(error)
+        if retry and self.session.context.is_parent:
+            self.session.drive.step(s.ParentRepeats(self.spec.id))
         blob, refs = self.packed_error(error, True)
         self.leave(True, retry)
         return self.failure(blob, kind, retry, refs)
@@ -487,7 +521,7 @@ class Run:
     def packed_error(self, error: BaseException, is_users: bool) -> tuple[bytes, tuple[m.RefTo, ...]]:
         """The error as it travels, and the references inside of it, to which the caller is introduced."""
         with codec.collecting() as found:
-            users = (self.spec.name, traceback_text(error)) if is_users else ()
+            users = (f"{self.spec.name} {short(self.spec.id)}", traceback_text(error)) if is_users else ()
             blob = pack_error(error, *users)
         error.__traceback__ = None
         refs = tuple([ref.to() for ref in found if isinstance(ref, ObjectRef)])
@@ -552,27 +586,6 @@ def flush_streams() -> None:
         sys.stderr.flush()
     except Exception:
         return  # closed, or replaced by something that cannot
-
-
-def open_note(path: str) -> mmap.mmap:
-    """The small file where the worker notes what it runs, so that its node can tell after a crash."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        os.ftruncate(descriptor, RUNNING_BYTES)
-        return mmap.mmap(descriptor, RUNNING_BYTES)
-    finally:
-        os.close(descriptor)
-
-
-def note_running(note: mmap.mmap, spec: m.TaskSpec, attempt: int) -> None:
-    """Write what runs and by when it has to end. It stays noted until the next begins: its owner knows better by then.
-
-    The limit is for the node: code that never lets go of the interpreter keeps this process from minding it.
-    """
-    name = spec.name.encode()[:NAME_BYTES]
-    until_ms = int((time.monotonic() + spec.timeout_s + STOP_GRACE_S) * 1000) if spec.timeout_s else 0
-    rest = name + bytes(NAME_BYTES - len(name)) + until_ms.to_bytes(DEADLINE_BYTES, "big")
-    note[:] = spec.id + attempt.to_bytes(4, "big") + rest
 
 
 def main(settings: WorkerSettings) -> int:

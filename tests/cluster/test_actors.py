@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import flowengine as flow
+from tests.cluster.kit import until
 
 pytestmark = pytest.mark.cluster
 
@@ -66,6 +70,28 @@ def test_a_caller_that_runs_again_finds_its_calls_done(tmp_path):
 
     assert flow.get(caller.remote(tally), timeout=40) == (1, 2, 3)
     assert flow.get(tally.all.remote(), timeout=20) == ["one", "two", "three"]
+
+
+def test_a_caller_with_a_fresh_state_makes_calls_of_its_own():
+    @flow.remote(recovery="restart")
+    class Sender:
+        def __init__(self, tally) -> None:
+            self.tally = tally
+
+        def send(self, line: int) -> int:
+            return flow.get(self.tally.add.remote(line))
+
+        def pid(self) -> int:
+            return os.getpid()
+
+    tally = Tally.remote()
+    sender = Sender.remote(tally)
+    assert flow.get([sender.send.remote(line) for line in range(3)], timeout=20) == [1, 2, 3]
+    kill(sender)
+    with contextlib.suppress(flow.ActorDied):  # it may have been sent to the dead one
+        flow.get(sender.pid.remote(), timeout=20)
+    assert flow.get([sender.send.remote(line) for line in range(3, 6)], timeout=20) == [4, 5, 6]
+    assert flow.get(tally.all.remote(), timeout=20) == list(range(6))
 
 
 def test_calls_of_a_caller_that_is_gone_are_replayed():
@@ -345,23 +371,6 @@ def test_a_constructor_that_kills_its_process_is_given_up():
         flow.get(Deadly.remote().ping.remote(), timeout=40)
 
 
-def test_an_actor_ends_with_its_maker_and_its_worker_is_not_used_again():
-    @flow.remote
-    def maker():
-        tally = Tally.remote()
-        return tally, os.getpid(), flow.get(tally.pid.remote())
-
-    @flow.remote
-    def where():
-        return os.getpid()
-
-    tally, pid, actor_pid = flow.get(maker.remote(), timeout=20)
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(flow.ActorDied, match="made it is dead"):
-        flow.get(tally.add.remote(1), timeout=20)
-    assert actor_pid not in flow.get([where.remote() for _ in range(8)], timeout=20)
-
-
 def test_many_who_want_a_named_actor_get_one():
     shared = Tally.options(name="shared", get_if_exists=True, lifetime="detached")
 
@@ -372,3 +381,216 @@ def test_many_who_want_a_named_actor_get_one():
     keep = shared.remote()
     assert sorted(flow.get([join.remote(i) for i in range(4)], timeout=20)) == [1, 2, 3, 4]
     flow.kill(keep)
+
+
+@flow.remote
+class Gate:
+    def __init__(self) -> None:
+        self.done: list[int] = []
+
+    def quick(self, number: int) -> int:
+        self.done.append(number)
+        return number
+
+    def wait_for(self, path: str) -> int:
+        while not os.path.exists(path):
+            time.sleep(0.001)
+        return len(self.done)
+
+    def numbers(self) -> list[int]:
+        return self.done
+
+
+def test_an_answer_does_not_wait_for_a_long_call_behind_it(tmp_path):
+    gate = Gate.remote()
+    flow.get([gate.quick.remote(number) for number in range(200)])  # short calls are ordered ahead from here on
+    quick, slow = gate.quick.remote(200), gate.wait_for.remote(str(tmp_path / "go"))
+    behind = gate.quick.remote(201)
+    assert flow.get(quick, timeout=20) == 200
+    (tmp_path / "go").touch()
+    assert flow.get([slow, behind]) == [201, 201]
+
+
+def test_calls_that_wait_behind_a_long_one_are_cancelled_one_by_one(tmp_path):
+    gate = Gate.remote()
+    flow.get([gate.quick.remote(number) for number in range(200)])
+    slow = gate.wait_for.remote(str(tmp_path / "go"))
+    behind = [gate.quick.remote(200 + number) for number in range(5)]
+    flow.cancel(behind[1])
+    flow.cancel(slow)
+    flow.cancel(behind[3])
+    for ref in (slow, behind[1], behind[3]):
+        with pytest.raises(flow.TaskCancelled):
+            flow.get(ref, timeout=30)
+    assert flow.get([behind[0], behind[2], behind[4]], timeout=30) == [200, 202, 204]
+    assert flow.get(gate.numbers.remote()) == [*range(201), 202, 204]
+
+
+@pytest.mark.parametrize("checkpoint", ["never", 1])
+def test_a_call_that_a_caller_cancelled_in_an_earlier_run_stays_cancelled(checkpoint, tmp_path):
+    @flow.remote
+    class Slow(Tally._class):
+        def nap(self, path):
+            import time
+
+            path.touch()
+            time.sleep(600)
+
+    @flow.remote(retry_exceptions=True)
+    def caller(slow):
+        ref = slow.nap.remote(tmp_path / "runs")
+        while not (tmp_path / "runs").exists():
+            flow.wait([ref], timeout=0.01)
+        if not (tmp_path / "again").exists():
+            flow.cancel(ref)
+            (tmp_path / "again").touch()
+            raise ValueError("again")
+        with pytest.raises(flow.TaskCancelled):
+            flow.get(ref, timeout=20)
+        return flow.get(slow.add.remote(1))
+
+    assert flow.get(caller.remote(Slow.options(checkpoint=checkpoint).remote()), timeout=40) == 1
+
+
+@flow.remote
+class Bell:
+    def __init__(self) -> None:
+        self.rung = asyncio.Event()
+
+    async def wait(self) -> None:
+        await self.rung.wait()
+
+    async def ring(self, pipe: str) -> None:
+        self.rung.set()
+        os.close(os.open(pipe, os.O_WRONLY))
+
+
+def test_a_call_goes_out_though_the_program_waits_for_something_else(tmp_path):
+    bell = Bell.remote()
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+    waiting = bell.wait.remote()
+    flow.wait([waiting], timeout=0.1)
+    bell.ring.remote(pipe)
+    os.close(os.open(pipe, os.O_RDONLY))  # returns when the actor has opened it too
+    assert flow.get(waiting) is None
+
+
+def test_what_a_class_has_is_callable_through_its_handle():
+    class Shelf:
+        """Holds things."""
+
+        def __init__(self):
+            self.things = {}
+
+        def __setitem__(self, name, thing):
+            self.things[name] = thing
+
+        def __getitem__(self, name):
+            return self.things[name]
+
+        def __len__(self):
+            return len(self.things)
+
+        def __call__(self, x, y=2):
+            return x + y
+
+        @classmethod
+        def kind(cls):
+            return cls.__name__
+
+        @staticmethod
+        def twice(x):
+            return 2 * x
+
+    remote_shelf = flow.remote(Shelf)
+
+    class Larger(remote_shelf):
+        def twice(self, x):
+            return super().twice(x) + 1
+
+    shelf = flow.remote(Larger).remote()
+    shelf.__setitem__.remote("a", 1)
+    refs = [shelf.__getitem__.remote("a"), shelf.__len__.remote(), shelf.__call__.remote(1), shelf.kind.remote()]
+    assert flow.get([*refs, shelf.twice.remote(2)], timeout=20) == [1, 1, 3, "Larger", 5]
+    assert {"twice", "kind", "__call__", "actor_id"} <= set(dir(shelf))
+    assert (remote_shelf.__doc__, remote_shelf.__name__, remote_shelf.__module__) == (Shelf.__doc__, "Shelf", __name__)
+    for wrong in (shelf.__call__.remote(), shelf.__call__.remote(1, z=3)):
+        with pytest.raises(TypeError, match="argument"):
+            flow.get(wrong, timeout=20)
+    with pytest.raises(AttributeError):
+        shelf.things = {}
+    with pytest.raises(AttributeError, match="it has"):
+        shelf.things
+    with pytest.raises(TypeError):
+        remote_shelf.options(placement=5)
+    with pytest.raises(ValueError, match="name"):
+        remote_shelf.options(get_if_exists=True).remote()
+
+
+def test_an_actor_gives_others_a_handle_of_itself():
+    @flow.remote
+    class Member:
+        def __init__(self):
+            self.heard = []
+            self.born_as = flow.current_actor()
+
+        def greet(self, other):
+            return flow.get(other.hear.remote(flow.current_actor(), "hello"))
+
+        def hear(self, who, what):
+            self.heard.append(what)
+            return who
+
+        def same(self):
+            return self.born_as == flow.current_actor()
+
+    one, other = Member.remote(), Member.remote()
+    assert flow.get(one.greet.remote(other), timeout=20) == one
+    assert flow.get(one.same.remote(), timeout=20)
+    flow.chaos.kill_worker(of=one)
+    assert flow.get([one.same.remote(), one.greet.remote(other)], timeout=20) == [True, one]
+    with pytest.raises(flow.UsageError):
+        flow.current_actor()
+
+
+def test_calls_in_threads_are_answered_when_they_are_cancelled_or_out_of_time(tmp_path):
+    @flow.remote(max_concurrency=2, recovery="restart")
+    class Threads:
+        def hold(self, name, value):
+            (tmp_path / name).touch()
+            until((tmp_path / "open").exists)
+            return np.full(50_000, value)
+
+        def ping(self):
+            return "pong"
+
+    threads = Threads.remote()
+    cancelled, slow = threads.hold.remote("a", 1.0), threads.hold.options(timeout_s=0.2).remote("b", 2.0)
+    until(lambda: (tmp_path / "a").exists() and (tmp_path / "b").exists())
+    never_begun = threads.hold.remote("c", 3.0)
+    flow.cancel(cancelled)
+    flow.cancel(never_begun)
+    for ref, error in ((cancelled, flow.TaskCancelled), (slow, flow.TaskTimeout), (never_begun, flow.TaskCancelled)):
+        with pytest.raises(error):
+            flow.get(ref, timeout=20)
+    (tmp_path / "open").touch()  # the threads go on until then
+    assert flow.get(threads.ping.remote(), timeout=20) == "pong"
+    assert flow.get(threads.hold.remote("d", 4.0), timeout=20)[0] == 4.0
+    assert not (tmp_path / "c").exists()
+
+
+@flow.remote
+class Sleeper:
+    def sleep(self, seconds):
+        time.sleep(seconds)
+        return os.getpid()
+
+
+def test_an_actor_is_killed_in_the_middle_of_a_call_too():
+    sleeper = Sleeper.remote()
+    pid = flow.get(sleeper.sleep.remote(0), timeout=30)
+    running = sleeper.sleep.remote(2)
+    until(lambda: "1 calls" in flow.explain(sleeper) or "2 calls begun" in flow.explain(sleeper))
+    flow.kill(sleeper, restart=True)
+    assert flow.get(running, timeout=30) != pid

@@ -4,6 +4,7 @@ from __future__ import annotations
 from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core.executor import Executor, TaskBlocked, TaskEnded
+from flowengine.recovery.stash import Stash
 
 NODE, OWNER = "node", "owner"
 A, B = b"a" * 16, b"b" * 16
@@ -13,7 +14,7 @@ class Scene:
     """An executor that knows one function; keeps what it sent."""
 
     def __init__(self) -> None:
-        self.executor = Executor("me", NODE, "w1")
+        self.executor = Executor("me", NODE, "w1", Stash())
         self.commands: list = []
         self.step(m.PutFunction(b"f", b"blob"), OWNER)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from flowengine.config import Config
 from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
-from flowengine.core.ids import child_id, object_id
+from flowengine.core.ids import child_id, object_id, short
 from flowengine.core.owner import Owner
 from flowengine.errors import ActorDied, TaskCancelled, pack_error, unpack_error
 
 ME, NODE, WORKER, MAKER = "tcp://h:1#me", "tcp://h:2#node", "tcp://h:3#worker", "tcp://h:4#maker"
 ACTOR = child_id(b"", 99)
-ACTOR_REF = m.RefTo(object_id(ACTOR, 0), MAKER)
+ACTOR_REF = m.RefTo(object_id(ACTOR, 0), MAKER, m.HANDLE)
 CALLER = b"c" * 16
 
 
@@ -24,12 +26,14 @@ class Scene:
         self.now = 0.0
         self.sent: list[tuple[str, m.Message]] = []
         self.files: list[str] = []
+        self.warned: list[str] = []
 
     def step(self, event: m.Message, sender: str = "") -> None:
         self.now += 0.001
         out = self.owner.handle(event, self.now, sender)
         self.sent = [(one.to, one.message) for one in out if isinstance(one, c.Send)]
-        self.files += [one.path for one in out if isinstance(one, c.DropState)]
+        self.files += [one.url for one in out if isinstance(one, c.DropState)]
+        self.warned += [one.text for one in out if isinstance(one, c.Warn)]
 
     def pushes(self) -> list[m.PushTask]:
         return [message for _, message in self.sent if isinstance(message, m.PushTask)]
@@ -210,9 +214,9 @@ def test_the_files_of_a_state_go_with_the_actor():
     scene, actor = made()
     granted(scene, 1)
     scene.step(m.ActorReady(actor, 1, f"{WORKER}1"), f"{WORKER}1")
-    scene.step(m.CheckpointTaken(actor, 1, m.Checkpoint(1, m.Inline(b""), "/state/a-1")), f"{WORKER}1")
+    scene.step(m.CheckpointsAt(actor, 1, "file:///state/a"), f"{WORKER}1")
     scene.step(s.RefsDropped((object_id(actor, 0),)))
-    assert scene.files == ["/state/a-1"]
+    assert scene.files == ["file:///state/a"]
     assert actor not in scene.owner.made
 
 
@@ -225,3 +229,151 @@ def test_an_actor_that_comes_back_goes_before_those_that_wait_for_its_slot():
     scene.step(m.LeaseLost(1, m.Death("w1", "h", 7, -9, actor, 1)), NODE)
     granted(scene, 2)
     assert [push.spec.id for push in scene.pushes()] == [actor]
+
+
+def test_an_actor_that_only_inputs_of_its_own_calls_would_need_ends():
+    scene, actor = made()
+    granted(scene, 1)
+    scene.step(m.ActorReady(actor, 1, f"{WORKER}1"), f"{WORKER}1")
+    handle = m.RefTo(object_id(actor, 0), ME)
+    scene.step(s.Submitted(m.TaskSpec(child_id(b"", 2), b"g", "g", nested=(handle,)), b"blob"))
+    large, node = m.RefTo(object_id(child_id(b"", 2), 0), ME), m.Stored(1 << 20, (NODE,))
+    scene.step(m.LeaseGranted(9, (("CPU", 1.0),), (), f"{WORKER}9", "w9", "node"), NODE)
+    scene.step(m.TaskDone(child_id(b"", 2), 1, (node,), 10), f"{WORKER}9")
+    call = child_id(CALLER, 0)
+    scene.step(s.Submitted(m.TaskSpec(call, b"m", "C.m", deps=(large,), actor=handle, caller_key=CALLER), None))
+    scene.step(m.ActorAt(actor, 1, "alive", f"{WORKER}1"), ME)
+    scene.done(call)
+    scene.step(s.RefsDropped((handle.oid, object_id(call, 0))))
+    scene.step(s.ActorLooked(actor))
+    assert actor in scene.owner.made  # who holds the large one may have it made again
+    scene.step(s.RefsDropped((large.oid,)))
+    scene.step(s.ActorLooked(actor))
+    assert not scene.owner.made
+    assert not scene.owner.objects
+
+
+def test_a_borrower_does_not_hold_an_actor_for_what_it_may_make_again():
+    scene = with_handle()
+    scene.step(m.BorrowAdded(ACTOR_REF.oid, ME))
+    scene.step(s.Submitted(m.TaskSpec(child_id(b"", 2), b"g", "g", nested=(ACTOR_REF,)), b"blob"))
+    scene.step(m.LeaseGranted(9, (("CPU", 1.0),), (), f"{WORKER}9", "w9", "node"), NODE)
+    scene.step(m.TaskDone(child_id(b"", 2), 1, (m.Stored(1 << 20, (NODE,)),), 10), f"{WORKER}9")
+    call = scene.call(0, deps=(m.RefTo(object_id(child_id(b"", 2), 0), ME),))
+    scene.alive()
+    scene.done(call)
+    scene.owner.still_held()  # the reply of the running task introduces us
+    scene.step(s.RefsDropped((ACTOR_REF.oid, object_id(call, 0), object_id(child_id(b"", 2), 0))))
+    assert [type(message) for to, message in scene.sent if to == MAKER] == [m.CallsKept, m.BorrowDropped]
+    scene.step(s.RefsMade((ACTOR_REF,)))
+    assert [ref.oid for ref in scene.owner.still_held()] == [ACTOR_REF.oid]
+
+
+def in_file(calls: int, contained: tuple[m.RefTo, ...] = ()) -> m.Checkpoint:
+    return m.Checkpoint(calls, m.Inline(b"", contained), f"file:///state/a/1-{calls}")
+
+
+def alive_with(*checkpoints: m.Checkpoint) -> tuple[Scene, bytes]:
+    """An actor that has taken these, and has turns at 0, 3, 6 and 9."""
+    scene, actor = made()
+    granted(scene, 1)
+    scene.step(m.ActorReady(actor, 1, f"{WORKER}1"), f"{WORKER}1")
+    turns = tuple(("turn", number, CALLER + bytes(8)) for number in (0, 3, 6, 9))
+    scene.step(m.StashAdded(actor, 1, turns, (), 10, 4), f"{WORKER}1")
+    for checkpoint in checkpoints:
+        scene.step(m.CheckpointTaken(actor, 1, checkpoint), f"{WORKER}1")
+    return scene, actor
+
+
+def comes_back(scene: Scene, actor: bytes, attempt: int) -> m.PushTask:
+    """The actor's process dies, and it is pushed to the next one."""
+    scene.step(m.LeaseLost(attempt - 1, m.Death(f"w{attempt - 1}", "h", 7, -9, actor, attempt - 1)), NODE)
+    granted(scene, attempt)
+    return next(push for push in scene.pushes() if push.spec.id == actor)
+
+
+def kept_turns(scene: Scene, actor: bytes) -> list[int]:
+    return [number for _, number in scene.owner.made[actor].task.recorded or ()]
+
+
+def covered(scene: Scene) -> list[int]:
+    """Calls that the actor was told it can be brought back without."""
+    return [said.calls for to, said in scene.sent if to == f"{WORKER}1" and isinstance(said, m.CheckpointKept)]
+
+
+def test_of_checkpoints_in_files_two_are_kept_and_the_older_counts():
+    scene, actor = alive_with(in_file(3))
+    assert covered(scene) == [0]
+    assert kept_turns(scene, actor) == [0, 3, 6, 9]
+    scene.step(m.CheckpointTaken(actor, 1, in_file(6)), f"{WORKER}1")
+    assert covered(scene) == [3]
+    assert kept_turns(scene, actor) == [3, 6, 9]
+    push = comes_back(scene, actor, 2)
+    assert (push.checkpoint, push.fallback) == (in_file(6), in_file(3))
+
+
+def test_one_in_memory_counts_at_once():
+    scene, actor = alive_with(in_file(3), in_file(6), m.Checkpoint(9, m.Inline(b"state")))
+    assert covered(scene) == [9]
+    assert kept_turns(scene, actor) == [9]
+    assert comes_back(scene, actor, 2).fallback is None
+
+
+def test_one_in_memory_is_kept_while_the_newest_is_a_file():
+    inner = m.RefTo(child_id(b"", 5) + bytes(4), MAKER)
+    scene, actor = alive_with(m.Checkpoint(3, m.Inline(b"state", (inner,))), in_file(6))
+    assert covered(scene) == [3]
+    assert scene.owner.objects[inner.oid].pins == 1
+    scene.step(m.CheckpointTaken(actor, 1, in_file(9)), f"{WORKER}1")
+    assert inner.oid not in scene.owner.objects
+
+
+def test_a_checkpoint_that_turned_out_to_be_bad_is_no_fallback():
+    scene, actor = alive_with(in_file(3), in_file(6))
+    comes_back(scene, actor, 2)
+    scene.step(m.ActorReady(actor, 2, f"{WORKER}2", b"", 3), f"{WORKER}2")
+    assert scene.owner.made[actor].checkpoint == in_file(3)
+    scene.step(m.CheckpointTaken(actor, 2, in_file(9)), f"{WORKER}2")
+    push = comes_back(scene, actor, 3)
+    assert (push.checkpoint, push.fallback) == (in_file(9), in_file(3))
+
+
+def test_when_the_only_checkpoint_is_bad_the_constructor_runs_again():
+    scene, actor = alive_with(in_file(3))
+    push = comes_back(scene, actor, 2)
+    assert (push.checkpoint, push.fallback) == (in_file(3), m.BEGINNING)
+    scene.step(m.ActorReady(actor, 2, f"{WORKER}2"), f"{WORKER}2")
+    assert comes_back(scene, actor, 3).checkpoint is None
+
+
+def test_the_program_is_told_once_why_there_is_no_checkpoint():
+    scene, actor = alive_with()
+    for attempt in (1, 1):
+        scene.step(m.CheckpointFailed(actor, attempt, 3, "C.lock is a _thread.lock"), f"{WORKER}1")
+    assert scene.warned == [f"actor C {short(actor)}: C.lock is a _thread.lock"]
+    assert "C.lock is a _thread.lock" in scene.owner.story(actor)[-1]
+
+
+def test_a_checkpoint_that_is_begun_after_the_end_leaves_no_file():
+    scene, actor = alive_with()
+    scene.step(s.RefsDropped((object_id(actor, 0),)))
+    scene.step(m.CheckpointsAt(actor, 1, "file:///state/a"), f"{WORKER}1")
+    assert scene.files == ["file:///state/a"]
+
+
+def test_numbers_of_calls_are_forgotten_with_an_actor_that_was_let_go_and_has_ended():
+    scene = with_handle()
+    call = scene.call(0)
+    scene.alive()
+    scene.done(call)
+    scene.step(s.RefsDropped((ACTOR_REF.oid, object_id(call, 0))))
+    assert scene.owner.seqs_before
+    scene.step(m.ActorAt(ACTOR, 1, "dead", error=b"x"), MAKER)
+    assert not scene.owner.seqs_before
+
+
+def test_the_story_tells_of_checkpoints_and_does_not_keep_them():
+    scene, actor = alive_with(m.Checkpoint(3, m.Inline(bytes(100_000))), in_file(6))
+    told = [line for line in scene.owner.story(actor) if "CheckpointTaken" in line]
+    assert ["calls=3" in told[0], "file:///state/a/1-6" in told[1]] == [True, True]
+    assert sum(len(msgspec.msgpack.encode(entry)) for entry in scene.owner.journal._entries) < 10_000

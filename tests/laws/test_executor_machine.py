@@ -9,6 +9,7 @@ from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core.executor import Executor, TaskBlocked, TaskEnded
 from flowengine.core.invariants import check
+from flowengine.recovery.stash import Stash
 
 OWNERS = ("tcp://a#1", "tcp://b#1")
 pick = st.integers(0, 1000)
@@ -17,7 +18,7 @@ pick = st.integers(0, 1000)
 class ExecutorMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.executor = Executor("tcp://w#1", "tcp://n#1", "w1")
+        self.executor = Executor("tcp://w#1", "tcp://n#1", "w1", Stash())
         self.now = 0.0
         self.tasks = 0
         self.open: dict[tuple[bytes, int], str] = {}  # pushes that are not answered

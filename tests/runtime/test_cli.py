@@ -28,7 +28,7 @@ def a_connection(port: int) -> Connection:
     return Connection(address=f"tcp://127.0.0.1:{port}#head-abc", secret=new_secret().hex(), session=new_session())
 
 
-@pytest.mark.parametrize("arguments", [[], ["head"], ["node"], ["timeline"], ["story"], ["unknown"]])
+@pytest.mark.parametrize("arguments", [[], ["head"], ["node"], ["timeline"], ["story"], ["explain"], ["unknown"]])
 def test_what_is_missing_is_told(arguments, capsys):
     with pytest.raises(SystemExit) as ending:
         cli.main(arguments)
@@ -111,7 +111,12 @@ def test_a_local_engine_is_found_and_stopped(tmp_path, capsys):
         assert any(event["name"] == "twice" for event in events)
         capsys.readouterr()
         assert cli.main(["story", ref.oid.hex()[:12], *here]) == 0
-        assert "twice" in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert "twice" in shown
+        assert "lives with its owner" in shown
+        assert cli.main(["explain", ref.oid.hex()[:12], *here]) == 0
+        assert capsys.readouterr().out in shown
+        assert cli.main(["explain", "0123456789ab", *here]) == 1
         assert cli.main(["stop", *here]) == 0
         assert not file.exists()
 

@@ -23,6 +23,7 @@ from flowengine.core.head import Head, HeadBeat, HeadSettings
 from flowengine.core.ids import object_id
 from flowengine.core.invariants import check
 from flowengine.core.owner import Owner
+from flowengine.recovery.stash import Stash
 
 SHAPE = (("CPU", 1.0),)
 CONFIG = Config(story_lines_max=1)
@@ -123,7 +124,7 @@ class Stage:
         self.machine = self.machines.setdefault(plain[0], Owner(plain[0], "n1", "n1", CONFIG))
 
     def do_executor(self, plain: list[str], named: dict[str, str]) -> None:
-        self.machine = self.machines.setdefault(plain[0], Executor(plain[0], "n1", plain[0]))
+        self.machine = self.machines.setdefault(plain[0], Executor(plain[0], "n1", plain[0], Stash()))
         self.machine.functions[b"f" * 16] = None
 
     def do_head(self, plain: list[str], named: dict[str, str]) -> tuple[Any, str] | None:

@@ -5,8 +5,9 @@ import pytest
 
 from flowengine.chaos.sim import SCENARIOS, simulate, story_of
 
-SEEDS = (("calm", 20), ("workers", 60), ("copies", 40), ("spill", 20), ("nodes", 40), ("all", 40),
-         ("actors_calm", 20), ("actors", 60), ("actors_all", 40), ("actors_of_tasks", 40), ("actors_wild", 20))
+SEEDS = (("calm", 20), ("workers", 60), ("copies", 40), ("spill", 20), ("nodes", 40), ("durable", 40), ("all", 40),
+         ("actors_calm", 20), ("actors", 60), ("actors_all", 40), ("actors_of_tasks", 40), ("actors_wild", 20),
+         ("actors_torn", 40))
 CHUNK = 20
 RUNS = [(name, first) for name, count in SEEDS for first in range(0, count, CHUNK)]
 
@@ -42,6 +43,9 @@ TELLING = (
     ("actors_wild", 86),  # a caller that lost its actor's maker kept a note of the actor for good
     ("actors_all", 1003), # and so did the maker, of an actor that had died
     ("actors_of_tasks", 475),  # who called an actor that was cancelled before it began waited for ever
+    ("actors_torn", 757), # an actor came back in the process that had made an input of a call, and had forgotten it
+    ("actors_of_tasks", 98),   # an actor waited for an argument that its maker, who ran again, would bring in the end
+    ("actors_of_tasks", 502),  # and for one that its dead owner's heir was asked for, who waited for the maker
     ("actors_all", 422),  # a call that was kept held its actor alive by an input that it had with it
 )
 

@@ -1,0 +1,37 @@
+"""The note of what a worker runs, for the account of its death. Shell."""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+import time
+
+from flowengine.core import messages as m
+from flowengine.core.executor import STOP_GRACE_S
+from flowengine.runtime.node_workers import DEADLINE_BYTES, NAME_BYTES, RUNNING_BYTES
+
+
+def open_note(path: str) -> mmap.mmap:
+    """The small file where the worker notes what it runs, so that its node can tell after a crash."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.ftruncate(descriptor, RUNNING_BYTES)
+        return mmap.mmap(descriptor, RUNNING_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def note_running(note: mmap.mmap, spec: m.TaskSpec, attempt: int) -> None:
+    """Write what runs and by when it has to end. It stays noted until the next begins: its owner knows better by then.
+
+    The limit is for the node: code that never lets go of the interpreter keeps this process from minding it.
+    """
+    until_ms = int((time.monotonic() + spec.timeout_s + STOP_GRACE_S) * 1000) if spec.timeout_s else 0
+    note[:] = spec.id + attempt.to_bytes(4, "big") + padded(spec.name, until_ms)
+
+
+@functools.lru_cache(maxsize=100)
+def padded(name: str, until_ms: int) -> bytes:
+    """A name and a limit as they are noted."""
+    return name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0") + until_ms.to_bytes(DEADLINE_BYTES, "big")

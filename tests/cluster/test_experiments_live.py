@@ -1,0 +1,46 @@
+"""Experiments in their smallest form: the programs that are measured are right."""
+from __future__ import annotations
+
+import pytest
+
+import flowengine as flow
+from experiments.actor_rollback import run as rollback
+from experiments.against_peers import run as peers
+from experiments.off_critical_path import run as ring
+from experiments.word_count import run as words
+from experiments.word_count import stream
+
+pytestmark = pytest.mark.cluster
+
+
+def test_every_token_makes_all_its_hops(tmp_path):
+    with flow.init(num_workers=1):
+        for number, mode in enumerate(ring.MODES[:3]):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            members = ring.Ring(mode, 3, str(folder))
+            for ways in ring.WAYS.values():
+                assert len(members.turn(2, ways)[0]) == 2 * 3 * ways
+            assert bool(list(folder.iterdir())) == mode.saves
+
+
+def test_a_stream_whose_mapper_dies_twice_counts_exactly():
+    load = words.Load(24, 0.04)
+    expected = stream.expected(words.SOURCES, load.batches)
+    found = words.run(words.MODES[0], load)
+    assert found.words == expected
+    assert words.judge(found, load, expected) == (0, 0, 0, 0)
+    assert found.failed == 0
+
+
+@pytest.mark.parametrize("kind", ["the dead actor alone", "all go back"])
+def test_a_plate_ends_with_the_same_bits_whoever_goes_back(kind):
+    plate = rollback.Plate(2, 4, 8, 1)
+    found = rollback.KINDS[kind](plate)
+    assert found.digest == rollback.alone(plate)
+    assert found.again
+
+
+def test_a_counter_killed_between_two_callers_is_exact():
+    seen = peers.judge("flowengine", peers.WAYS["flowengine"].program(40))
+    assert (seen.answered, seen.value, seen.lost, seen.doubled, seen.errors) == (80, 80, 0, 0, {})
