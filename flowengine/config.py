@@ -60,7 +60,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     # Recovery.
     stash_bytes_max: int = 16 * MIB             # then it is flushed without waiting
     stash_flush_s: float = 0.1                  # entries wait so long for others before they go to the journal
-    stash_holders_max: int = 3                  # entries that so many processes hold are not carried on; 0: no limit
+    stash_holders_max: int = 2                  # entries that so many processes hold are not carried on; 0: no limit
     calls_ahead_max: int = 1_000_000            # calls that an actor begins before the journal has them; 0: write-first
     journal_delay_s: float = 0.0                # laboratory: a journal that takes so long to confirm
 

@@ -183,8 +183,10 @@ def at_delay(delay_ms: float, chosen: argparse.Namespace) -> list[Cell]:
         config = {"journal_delay_s": delay_ms / 1e3, **dict(limits)}
         with tempfile.TemporaryDirectory() as folder, flow.init(num_workers=2, config=config):
             rings = {mode.name: Ring(mode, chosen.actors, folder) for mode in modes}
+            order = list(itertools.product(WAYS.items(), rings.items()))
             for _ in range(chosen.passes):
-                for (way, ways), (name, ring) in itertools.product(WAYS.items(), rings.items()):
+                order.reverse()
+                for (way, ways), (name, ring) in order:
                     found.setdefault((way, name), []).append(measure(ring, chosen.rounds, ways))
         for (way, name), runs in found.items():
             passes, *figures = zip(*runs, strict=True)
@@ -279,7 +281,8 @@ def main() -> int:
     for delay_ms in DELAYS_MS[-1:] if chosen.quick else DELAYS_MS:
         cells += at_delay(delay_ms, chosen)
         sys.stderr.write(f"a journal of {delay_ms:g} ms: done\n")
-    cells.sort(key=lambda cell: list(WAYS).index(cell.way))
+    names = [mode.name for mode in MODES]
+    cells.sort(key=lambda cell: (list(WAYS).index(cell.way), cell.delay_ms, names.index(cell.mode)))
     steps = carried_by_step(chosen, STEP_MS[:4] if chosen.quick else STEP_MS)
     tables = report(cells, steps)
     sys.stdout.write(tables)

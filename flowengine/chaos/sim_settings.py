@@ -57,5 +57,5 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     check_every: int = 1  # laws are checked after every n-th event
     config: Config = Config(
         heartbeat_s=0.5, suspect_after_s=2.0, link_lost_after_s=4.0, story_lines_max=1, worker_idle_s=2.0,
-        inline_bytes_max=100, link_unacked_bytes_max=4096, store_full_s=2.0,
+        inline_bytes_max=100, link_unacked_bytes_max=4096, store_full_s=2.0, stash_holders_max=0,
     )
