@@ -120,7 +120,6 @@ class Executor:
             if self.host is not None and mine and sender not in self.stash.fenced:
                 if event.logs is not None:
                     self.stash.merge(event.logs.owner, event.logs.logs, sender)
-                    event = msgspec.structs.replace(event, logs=None)
                 self.host.call_came(event, sender)
             return
         item = Queued(event, sender)
