@@ -34,7 +34,7 @@ def picture(times: Sequence[Times], cells: Sequence[Cell], ours: str) -> str:
     out.append(f'<text x="{LEFT}" y="18" font-size="14">Time to completion / that of the best fixed policy, '
                "by mean time between failures</text>")
     for index, name in enumerate(COLOURS):
-        label = {"true rate": "Young/Daly, true rate", "never": "never", ours: ours}.get(name, f"every {name}")
+        label = {"true rate": "Young/Daly", "never": "never", ours: ours}.get(name, f"every {name}")
         x = LEFT + index * 105
         out.append(f'<line x1="{x}" y1="38" x2="{x + 16}" y2="38" stroke="{COLOURS[name]}" '
                    f'stroke-width="{3 if name == ours else 1.5}"/><text x="{x + 20}" y="42">{label}</text>')

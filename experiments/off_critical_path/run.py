@@ -37,6 +37,7 @@ WARM_UP_ROUNDS = 4
 SAVE_CALLS = 10
 STASH_MAX, FIRST_MIN = 1.15, 4.0
 WAYS = {"one": 1, "both ways": 2, "one each": 0}  # tokens that begin at the first member; 0: one at every member
+SHORT = {"one": "one", "both ways": "both", "one each": "each"}
 LONG_S = 300.0
 
 
@@ -251,7 +252,7 @@ def draw(cells: Sequence[Cell]) -> str:
     low, high = min(middle.values()), max(middle.values())
     return bar_chart(
         "Median duration of a hop, by delay of the journal",
-        [f"{way}, {delay_ms:g} ms" for way, delay_ms in groups],
+        [f"{SHORT[way]}, {delay_ms:g} ms" for way, delay_ms in groups],
         Axis("milliseconds", low / 2, high * 2, is_log=True),
         bars,
     )
