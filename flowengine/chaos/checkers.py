@@ -50,27 +50,30 @@ def wrong_actors(world: World) -> list[str]:
     calls: dict[bytes, list[tuple[bytes, MadeCall]]] = {}
     for call, made in book.made.items():
         calls.setdefault(made.actor, []).append((call, made))
+    looks = book.looks
     places: dict[bytes, int] = {}  # where a call came among those of its actor, in the longest of its lives
     for lives in book.lives.values():
-        longest = max((look for life in lives for look in book.looks.get(life, ())), key=len, default=())
+        longest = max((look for life in lives for look in looks.get(life, ())), key=len, default=())
         places.update({call: place for place, call in enumerate(longest)})
     for actor, lives in book.lives.items():
         made_calls = calls.get(actor, [])
-        seen = [life for life in lives if life in book.looks]
+        seen = [life for life in lives if life in looks]
         wrong = [f"calls of {short(caller)} are out of order" for caller in out_of_order(made_calls, places)]
         wrong += [
             f"call {short(call)} was never done"
             for call, _ in made_calls if seen and call not in places and is_awaited(book, call)
         ]  # fmt: skip
         for life in seen:
-            wrong += wrong_life(book, life, made_calls, len(lives) == 1)
+            wrong += wrong_life(book, (life, looks[life]), made_calls, len(lives) == 1)
         lines += [f"actor {short(actor)}: {line}" for line in wrong]
     return lines
 
 
-def wrong_life(book: ActorBook, life: bytes, made: list[tuple[bytes, MadeCall]], whole: bool) -> list[str]:
+def wrong_life(
+    book: ActorBook, read: tuple[bytes, list[tuple[bytes, ...]]], made: list[tuple[bytes, MadeCall]], whole: bool
+) -> list[str]:
     """What is wrong with an actor's history from its beginning to its end; whole: its end was waited for."""
-    looks = book.looks[life]
+    life, looks = read
     history = looks[-1] if whole else max(looks, key=len)
     calls, places = dict.fromkeys(history), {call: place for place, call in enumerate(history)}
     lines = [f"{len(history) - len(calls)} calls were done twice"] if len(calls) != len(history) else []

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .sim_programs import Body
 
 LOOK = b"look"
+UNTOLD_S = 0.15  # by then the journal has the log of what was seen
 SAVE_S = 0.002
 WRITE_S = 0.05
 REPORT_S = 0.001
@@ -61,6 +62,17 @@ class Reply(NamedTuple):
     call: bytes
     position: int
     digest: bytes  # of the history up to there
+    reader: str
+    at_s: float
+
+
+class Look(NamedTuple):
+    """A history as somebody read it."""
+
+    life: bytes
+    history: tuple[bytes, ...]
+    reader: str
+    at_s: float
 
 
 class ActorBook:
@@ -72,7 +84,20 @@ class ActorBook:
         self.ended: dict[bytes, None] = {}  # tasks and calls whose code has come to its end
         self.too_early: list[bytes] = []  # actors that were made again before their makers had ended
         self.replies: list[Reply] = []
-        self.looks: dict[bytes, list[tuple[bytes, ...]]] = {}  # life -> histories as they were read
+        self.read: list[Look] = []
+
+    @property
+    def looks(self) -> dict[bytes, list[tuple[bytes, ...]]]:
+        """By life, all histories as they were read."""
+        found: dict[bytes, list[tuple[bytes, ...]]] = {}
+        for look in self.read:
+            found.setdefault(look.life, []).append(look.history)
+        return found
+
+    def died(self, reader: str, now: float) -> None:
+        """What a process saw just before its end counts for nobody: it told of it, if at all, together with the log."""
+        self.replies = [one for one in self.replies if one.reader != reader or one.at_s < now - UNTOLD_S]
+        self.read = [one for one in self.read if one.reader != reader or one.at_s < now - UNTOLD_S]
 
     def begins(self, spec: m.TaskSpec, made_at: float) -> bytes:
         """A process of an actor that was made then; gives the name of its life."""
@@ -169,9 +194,10 @@ class ActorSteps:
             payload = yield from process.load(self.thread, ref.oid)
             book, call = process.world.actors, task_of(ref.oid)
             if call in book.made:
-                book.replies.append(Reply(payload.more[1], call, payload.number, payload.more[0]))
+                seen = process.address, process.world.clock.now
+                book.replies.append(Reply(payload.more[1], call, payload.number, payload.more[0], *seen))
             else:
-                book.looks.setdefault(payload.more[0], []).append(payload.more[1:])
+                book.read.append(Look(payload.more[0], payload.more[1:], process.address, process.world.clock.now))
             process.drop(ref)
 
 

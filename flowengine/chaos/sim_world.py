@@ -136,6 +136,7 @@ class World:
         if not worker.alive:
             return
         self.net.died(worker)
+        self.actors.died(worker.address, self.clock.now)
         del self.workers[worker.address]
         death = m.Death(
             worker.worker_id, worker.host, 1, -9, worker.running, worker.running_attempt, reason

@@ -131,6 +131,7 @@ class OwnerBase(ABC):
         )  # fmt: skip
         self.lives = Lives()  # of the processes leased here: how often such die
         self.polls = 0  # questions asked about the logs of dead actors
+        self.nodes: tuple[str, ...] = ()  # addresses of those that live, as the head told last
         # losses
         self.dead: dict[str, None] = {}  # addresses of processes and nodes that are gone for good
         self.persisting = Persisting()

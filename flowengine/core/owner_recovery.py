@@ -148,6 +148,7 @@ class RecoveryRules(OwnerBase):
         self.persisting.nodes_seen([entry.address for entry in event.nodes], self.now)
         for node in event.dead:
             self.lose(node, "the head declared it dead", may_return=True)
+        self.nodes = tuple([entry.address for entry in event.nodes])
         back = [entry.address for entry in event.nodes if entry.address in self.dead]  # they begin a new life
         for node in back:
             del self.dead[node]

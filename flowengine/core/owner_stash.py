@@ -150,8 +150,8 @@ class StashRules(OwnerBase):
         self.polls += 1
         made.poll, made.polled_for = self.polls, made.task.attempt
         self.stash.fence_off(worker)
-        argument = [made.task.spec.id, made.polled_for, worker]
-        self.send(self.node, m.Asked(-self.polls, STASH, argument))
+        asked = next((node for node in (self.node, *self.nodes) if node not in self.dead), self.node)
+        self.send(asked, m.Asked(-self.polls, STASH, [made.task.spec.id, made.polled_for, worker]))
         self.out.append(c.SetTimer(POLL_S_MAX, s.PollOver(made.task.spec.id, made.poll)))
 
     def polled(self, event: m.Answered, sender: str) -> None:

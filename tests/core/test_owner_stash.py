@@ -70,6 +70,13 @@ def test_an_actor_that_is_back_gets_what_all_processes_know_of_its_log():
     assert scene.log() == ((CALLER,), (TURN,), 3)
 
 
+def test_another_node_is_asked_when_the_own_one_is_dead_too():
+    scene = Scene().living()
+    other = m.NodeEntry("other", OTHER, "h", (), ())
+    scene.step(m.NodesChanged((other,)), NODE).step(m.PeerLost(NODE, "closed"), NODE)
+    assert [to for to, message in scene.sent if isinstance(message, m.Asked)] == [OTHER]
+
+
 def test_an_answer_that_comes_before_the_actor_is_back_waits_for_it():
     scene = Scene().living()
     asked = scene.died()

@@ -6,8 +6,8 @@ import pytest
 from flowengine.chaos.sim import SCENARIOS, simulate, story_of
 
 SEEDS = (("calm", 20), ("workers", 60), ("copies", 40), ("spill", 20), ("nodes", 40), ("durable", 40), ("all", 40),
-         ("actors_calm", 20), ("actors", 60), ("actors_all", 40), ("actors_of_tasks", 40), ("actors_wild", 20),
-         ("actors_torn", 40))
+         ("actors_calm", 20), ("actors", 80), ("actors_all", 80), ("actors_of_tasks", 60), ("actors_wild", 40),
+         ("actors_storm", 60), ("actors_torn", 40))
 CHUNK = 20
 RUNS = [(name, first) for name, count in SEEDS for first in range(0, count, CHUNK)]
 
@@ -46,6 +46,11 @@ TELLING = (
     ("actors_torn", 757), # an actor came back in the process that had made an input of a call, and had forgotten it
     ("actors_of_tasks", 98),   # an actor waited for an argument that its maker, who ran again, would bring in the end
     ("actors_of_tasks", 502),  # and for one that its dead owner's heir was asked for, who waited for the maker
+    ("actors", 2102),     # an actor and its caller died at once, and another caller's call came between
+    ("actors_storm", 314),   # a reply went to a run of its caller that was over
+    ("actors_storm", 1416),  # a task had ended, and its calls died with its worker and the actor
+    ("actors_wild", 139),    # and so did a call that nobody waited for
+    ("actors_all", 10268),   # the node that was to ask the others what they know was dead too
     ("actors_all", 422),  # a call that was kept held its actor alive by an input that it had with it
 )
 
