@@ -58,7 +58,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     transfer_timeout_s: float = 15.0            # without a byte; then another source is tried
 
     # Recovery.
-    stash_bytes_max: int = 16 * MIB             # then it is flushed without waiting
+    stash_bytes_max: int = 16 * MIB             # then what is sent waits for the journal
     stash_flush_s: float = 0.1                  # entries wait so long for others before they go to the journal
     stash_holders_max: int = 2                  # entries that so many processes hold are not carried on; 0: no limit
     calls_ahead_max: int = 1_000_000            # calls that an actor begins before the journal has them; 0: write-first

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from .sim_process import Process
     from .sim_world import World
 
-LOST_KINDS = ("lost", "store", "cancelled")
-
 
 def wrong_outcome(world: World) -> list[str]:
     """Lines about a driver's result that is not the one that its program must give."""

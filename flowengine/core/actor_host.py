@@ -228,9 +228,9 @@ class ActorHost(ActorSaving):
             for item in items[push.stream_have :]:
                 self.send(sender, msgspec.structs.replace(item, attempt=push.attempt))
             self.adopt_results(known[1], sender)
-            self.reply(sender, msgspec.structs.replace(known[1], attempt=push.attempt))
+            self.send(sender, msgspec.structs.replace(known[1], attempt=push.attempt))
         elif push.spec.function and not push.seen:
-            self.reply(sender, reply_lost(push))
+            self.send(sender, reply_lost(push))
         if push.spec.id in self.uncovered or self.life.recovery != "exactly_once":
             return
         if self.unsure_from >= 0:
@@ -494,7 +494,7 @@ class ActorHost(ActorSaving):
             self.put_back(self.running.pop(call))
         if ended[-1].leaving:
             self.leaving = True
-            self.leave()
+            self.send(self.owner, m.KillActor(self.id, False, "it called flow.exit_actor()"))
             return
         self.look_ahead(max([event.answer.run_us for event in ended]))
         self.work.lived_s = self.odds.lived_s + self.now - self.began_at
@@ -566,18 +566,13 @@ class ActorHost(ActorSaving):
             push = msgspec.structs.replace(item.push, spec=empty)
             self.uncovered[item.push.spec.id] = Arrived(push, item.sender, number=item.number)
 
-    def leave(self) -> None:
-        """The actor ends by itself."""
-        if self.leaving:
-            self.send(self.owner, m.KillActor(self.id, False, "it called flow.exit_actor()"))
-
     def finish(self, item: Arrived, answer: Any) -> None:
         self.remember(item.push.spec.id, item.push.spec.caller_key, answer)
         if self.log is not None and item.sender != self.owner and type(answer) is m.TaskDone:
             answer = msgspec.structs.replace(answer, place=item.number + 1)
-        self.reply(item.sender, answer)
+        self.send(item.sender, answer)
         for to, attempt in item.former.items():
-            self.reply(to, for_former(item, answer, attempt))
+            self.send(to, for_former(item, answer, attempt))
 
     def remember(self, call: bytes, caller: bytes, answer: Any) -> None:
         replies = self.replies
@@ -589,9 +584,6 @@ class ActorHost(ActorSaving):
             self.reply_bytes -= size_of(old)
 
     # --- what goes out --------------------------------------------------------------------------------------
-
-    def reply(self, to: str, answer: Any) -> None:
-        self.out.append(c.Send(to, answer))
 
     def send(self, to: str, message: m.Message) -> None:
         self.out.append(c.Send(to, message))

@@ -105,7 +105,7 @@ class ActorSaving:
         raise NotImplementedError
 
     def send(self, to: str, message: m.Message) -> None:
-        """To the owner at once; to others when the owner has all turns that the message may depend on."""
+        """Say something to another process."""
         raise NotImplementedError
 
     def remember(self, call: bytes, caller: bytes, answer: Any) -> None:

@@ -11,7 +11,7 @@ from .executor import RECENT_BYTES_MAX, RECENT_MAX, size_of
 from .ids import short
 from .node_objects import RUNS
 from .owner_calls import held_by
-from .owner_state import State, Task
+from .owner_state import ENDED, State, Task
 
 if TYPE_CHECKING:
     from .executor import Executor
@@ -304,7 +304,7 @@ def kept_for_replay(owner: Owner) -> Iterator[Task]:
 def held_for_actors(owner: Owner) -> Iterator[RefTo]:
     """References that calls under way, calls of callers that are gone, and checkpoints hold."""
     for task in owner.tasks.values():
-        if task.spec.actor is not None and task.state not in (State.DONE, State.FAILED):
+        if task.spec.actor is not None and task.state not in ENDED:
             yield task.spec.actor
     for made in owner.made.values():
         for push in made.kept_calls.values():
@@ -337,7 +337,7 @@ def _lineage_is_counted(owner: Owner) -> Iterator[str]:
 def _nothing_is_left_over(owner: Owner) -> Iterator[str]:
     for oid, obj in owner.objects.items():
         task = obj.task
-        under_way = not obj.owner and task is not None and task.state not in (State.DONE, State.FAILED)
+        under_way = not obj.owner and task is not None and task.state not in ENDED
         borrowed = any(count > 0 for count in (obj.borrowers or {}).values())
         if obj.local <= 0 and obj.pins <= 0 and not borrowed and obj.lineage <= 0 and not under_way:
             yield f"{short(oid)} is kept for nobody"
@@ -355,7 +355,7 @@ def _who_waits_has_hope(owner: Owner) -> Iterator[str]:
         if obj.value is not None or not (obj.waiters or obj.dependents or obj.watchers):
             continue
         task = obj.task
-        if task is not None and task.state not in (State.DONE, State.FAILED):
+        if task is not None and task.state not in ENDED:
             continue
         if obj.owner and obj.watched and obj.owner not in owner.dead:
             continue

@@ -295,8 +295,7 @@ class ActorRules(CallRules):
                 inner = self.known(ref)
                 inner.pins += 1
                 if inner.owner:
-                    inner.introduced += 1
-                    self.unannounced.pop(inner.oid, None)
+                    self.introduce(inner)
         former, made.checkpoint, made.unsaved = made.checkpoint, event.checkpoint, ""
         self.drop_checkpoint(made, made.fallback)
         made.fallback = None

@@ -145,6 +145,11 @@ class OwnerBase(ABC):
         """Order a message to another process."""
         self.out.append(c.Send(to, message, lazy))
 
+    def introduce(self, obj: Obj) -> None:
+        """The owner of a borrowed object is told, by us or by others, that we hold it."""
+        obj.introduced += 1
+        self.unannounced.pop(obj.oid, None)
+
     # --- tasks ---
 
     @abstractmethod

@@ -53,11 +53,9 @@ class CallRules(OwnerBase):
             obj = self.known(ref)
             obj.pins += 1
             if obj.owner and introduced:
-                obj.introduced += 1
-                self.unannounced.pop(obj.oid, None)
+                self.introduce(obj)
             elif obj.owner and obj.owner not in self.dead:
-                obj.introduced += 1
-                self.unannounced.pop(obj.oid, None)
+                self.introduce(obj)
                 self.send(obj.owner, m.BorrowAdded(obj.oid, self.me))
             value = values.get(ref.oid)
             lacking = obj.value is None or (type(obj.value) is m.Failed and not obj.owner)

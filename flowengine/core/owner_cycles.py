@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from .ids import TASK_ID_BYTES
 from .owner_base import OwnerBase
 from .owner_calls import held_by
-from .owner_state import Obj, State, Task
+from .owner_state import ENDED, Obj, Task
 
 
 class Hold:
@@ -79,7 +79,7 @@ class Trial:
         for push in made.kept_calls.values() if made is not None else ():
             yield from (objects[ref.oid] for ref in held_by(push) if ref.oid in objects)
         for task in target.sent.values() if target is not None else ():
-            if isinstance(task, Task) and task.pinned and task.state in (State.DONE, State.FAILED):
+            if isinstance(task, Task) and task.pinned and task.state in ENDED:
                 yield from (*task.inputs, *task.nested)
 
     def lineage_of(self, obj: Obj) -> tuple[Obj, ...]:

@@ -1,15 +1,11 @@
-"""The Owner's rules when owners die: adoption, heirs, and what nested owners stash for their parent's next attempt.
-
-A worker that owns tasks sends what its parent task would need to take the same way again (its choices and its
-children's results) to the parent's owner, who hands it to the next attempt: after Lineage Stash (SOSP'19).
-"""
+"""The Owner's rules when owners die: adoption, heirs, and a parent that runs again with what it had left. Pure."""
 
 from __future__ import annotations
 
 from . import messages as m
 from . import owner_state as s
 from .owner_base import OwnerBase
-from .owner_state import Obj, Parent, State, Step, Task
+from .owner_state import ENDED, Obj, Parent, State, Step, Task
 
 
 class HeirRules(OwnerBase):
@@ -166,7 +162,7 @@ class HeirRules(OwnerBase):
         """A parent that runs again here calls what it called before: the task goes on; False: it is made anew."""
         stream = task.stream
         if stream is not None:
-            if stream.dropped and task.state not in (State.DONE, State.FAILED):
+            if stream.dropped and task.state not in ENDED:
                 task.again = event
                 return True
             if not stream.dropped:

@@ -19,7 +19,7 @@ from . import owner_state as s
 from .ids import object_id
 from .owner_actors import ActorRules
 from .owner_calls import PENDING, refs_of
-from .owner_state import Made, Obj, Parent, State, Task
+from .owner_state import ENDED, Made, Obj, Parent, State, Task
 
 
 class MakerRules(ActorRules):
@@ -35,8 +35,7 @@ class MakerRules(ActorRules):
         obj.local += 1
         if obj.owner != driver or driver in self.dead:
             return
-        obj.introduced += 1
-        self.unannounced.pop(obj.oid, None)
+        self.introduce(obj)
         self.exported(s.Exported(refs_of(spec), driver), "")
         values = tuple([self.value_to_bring(ref) for ref in refs_of(spec)])
         spec = msgspec.structs.replace(spec, driver="")
@@ -200,7 +199,7 @@ class MakerRules(ActorRules):
         if not made.top or (made.maker and not made.bereft and made.maker not in self.dead):
             return False
         top = self.tasks.get(made.top)
-        return top is not None and top.state not in (State.DONE, State.FAILED)
+        return top is not None and top.state not in ENDED
 
     def made_under(self, top: bytes) -> list[Made]:
         """Actors that were made below one of our tasks or actors."""

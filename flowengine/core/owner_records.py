@@ -14,19 +14,18 @@ from ..recovery.record import (
     CallsSent,
     CallsTold,
     ChildrenTold,
-    Choices,
     Piece,
     ReplyTold,
     TaskTold,
     inputs_of,
 )
-from ..recovery.stash import place_of
+from ..recovery.stash import entries_of, place_of
 from . import commands as c
 from . import messages as m
 from .actor_host import ActorHost
 from .ids import object_id
 from .owner_base import OwnerBase
-from .owner_state import Made, State, Target, Task
+from .owner_state import ENDED, Made, Target, Task
 
 RAN_AND_FAILED = ("task", "crash", "timeout")  # kinds of errors whose task has run
 PENDING = m.Pending()
@@ -90,7 +89,7 @@ class RecordRules(OwnerBase):
                 answers.append(None)
                 continue
             values = tuple([obj.value or PENDING for obj in task.inputs])
-            seen = task.state in (State.DONE, State.FAILED)
+            seen = task.state in ENDED
             calls.append(m.PushTask(task.spec, task.attempt, 0, values, seq=seq, seen=seen))
             answers.append(self.answer_of(task.spec))
         sent = CallsSent(target.actor, tuple(calls), tuple(answers))
@@ -146,11 +145,11 @@ class RecordRules(OwnerBase):
             if type(value) is m.Failed:
                 error = error or value
         choices, children = self.past.chosen.things.get(spec.id, ({}, {}))
-        ended = error is not None or task is None or task.state in (State.DONE, State.FAILED)
+        ended = error is not None or task is None or task.state in ENDED
         return TaskTold(
             spec, self.functions.blobs.get(spec.function, b""), self.values_at([ref.oid for ref in inputs_of(spec)]),
             () if error is not None else results, error.error if error is not None else b"",
-            error.kind if error is not None else "", run, as_choices(choices), tuple(children.items()),
+            error.kind if error is not None else "", run, entries_of(choices), tuple(children.items()),
             self.me, self.config.inline_bytes_max, ended,
         )  # fmt: skip
 
@@ -166,7 +165,7 @@ class RecordRules(OwnerBase):
             recorded = {**self.past.choices.things.get(spec.id, {}), **recorded}
         return ActorTold(
             spec, self.functions.blobs.get(spec.function, b""), self.values_at([ref.oid for ref in inputs_of(spec)]),
-            1 + made.restarts, tuple(starts), as_choices(recorded), calls,
+            1 + made.restarts, tuple(starts), entries_of(recorded), calls,
             self.config.inline_bytes_max, made.reach, b"" if made.ending else made.died_in, made.error,
         )  # fmt: skip
 
@@ -198,11 +197,6 @@ def reply_told(host: ActorHost, call: bytes) -> list[Piece]:
     """What an actor answered to a call."""
     known = host.replies.get(call)
     return [ReplyTold(call, known[1])] if known is not None else []
-
-
-def as_choices(recorded: dict[tuple[str, int], bytes]) -> Choices:
-    """Choices as they travel."""
-    return tuple([(kind, number, payload) for (kind, number), payload in recorded.items()])
 
 
 def value_bytes(value: m.Value | m.Pending) -> int:

@@ -47,8 +47,7 @@ class RefRules(OwnerBase):
             obj = self.known(ref)
             obj.local += 1
             if obj.owner and not obj.introduced and outer is not None and obj.via is None:
-                obj.introduced += 1
-                self.unannounced.pop(obj.oid, None)
+                self.introduce(obj)
                 obj.via = outer
                 outer.pins += 1
                 self.send(obj.owner, m.BorrowAdded(obj.oid, self.me, 1, True))
@@ -78,8 +77,7 @@ class RefRules(OwnerBase):
         """A reference came from a directory: we introduce ourselves."""
         obj = self.objects.get(event.oid)
         if obj is not None and obj.owner and not obj.introduced:
-            obj.introduced += 1
-            self.unannounced.pop(obj.oid, None)
+            self.introduce(obj)
             self.send(obj.owner, m.BorrowAdded(obj.oid, self.me))
 
     # --- letting go -------------------------------------------------------------------------------
@@ -267,8 +265,7 @@ class RefRules(OwnerBase):
             obj.introduced = 0
             obj.watched = False
         if obj.owner == ref.owner:
-            obj.introduced += 1
-            self.unannounced.pop(obj.oid, None)
+            self.introduce(obj)
             return
         if obj.elsewhere is None:
             obj.elsewhere = {}

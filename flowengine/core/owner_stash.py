@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..recovery.stash import StashDue, StashOld, is_own, place_of
+from ..recovery.stash import StashDue, StashOld, entries_of, is_own, place_of
 from . import commands as c
 from . import messages as m
 from . import owner_state as s
 from .ids import task_of
 from .owner_base import OwnerBase
-from .owner_state import Made, Obj, State
+from .owner_state import ENDED, Made, Obj
 
 POLL_S_MAX = 2.0  # so long a process that does not answer keeps an actor from coming back
 STASH = "stash"  # topic of the question
@@ -86,7 +86,8 @@ class StashRules(OwnerBase):
         """A reply tells how far its actor came."""
         target = self.targets.get(task_of(actor.oid))
         if target is not None and target.owner != self.me:
-            self.stash.hear(target.actor, target.owner, target.incarnation, place, sender)
+            log = m.Log(target.actor, target.incarnation, (), place, 0, 2)
+            self.stash.merge(target.owner, (log,), sender)
 
     def log_given(self, subject: bytes, incarnation: int, worker: str) -> tuple[Any, int]:
         """The answer to a poll: what is held of the log; the actor's process is not listened to any more."""
@@ -176,7 +177,7 @@ class StashRules(OwnerBase):
 
     def tell_callers_known(self, made: Made) -> None:
         """The new incarnation may run calls again."""
-        recorded = tuple((kind, number, payload) for (kind, number), payload in (made.task.recorded or {}).items())
+        recorded = entries_of(made.task.recorded or {})
         known = m.CallersKnown(made.task.spec.id, tuple(made.watchers), recorded, made.reach)
         self.send(made.worker, known)
 
@@ -187,7 +188,7 @@ class StashRules(OwnerBase):
         if made is not None:
             coming = "no" if made.state == "dead" else "yes"
         elif task is not None:
-            coming = "no" if task.state in (State.DONE, State.FAILED) else "yes"
+            coming = "no" if task.state in ENDED else "yes"
         elif event.caller_key in self.parents:
             coming = "no"  # it runs here, and has sent all that it has
         self.send(sender, m.CallerFound(event.actor, event.calls, coming))

@@ -8,7 +8,7 @@ from . import owner_state as s
 from .ids import short, task_of
 from .journal import clock
 from .owner_base import OwnerBase
-from .owner_state import Made, State, Task
+from .owner_state import ENDED, Made, State, Task
 
 # Events of the way of every task: told from the list of runs instead, since they are many and hold values.
 UNTOLD: frozenset[type] = frozenset((
@@ -37,7 +37,7 @@ class StoryRules(OwnerBase):
             bool(self.held_back)
             or any(made.state != "dead" for made in self.made.values())
             or any(obj.borrowers for obj in self.objects.values())
-            or any(task.state not in (State.DONE, State.FAILED) for task in self.tasks.values())
+            or any(task.state not in ENDED for task in self.tasks.values())
         )
 
     def why(self, oid: bytes) -> str:

@@ -7,7 +7,7 @@ from . import messages as m
 from . import owner_state as s
 from .ids import object_id
 from .owner_base import OwnerBase
-from .owner_state import Obj, State, Stream, Task, Waiter
+from .owner_state import ENDED, Obj, Stream, Task, Waiter
 
 
 class StreamRules(OwnerBase):
@@ -89,7 +89,7 @@ class StreamRules(OwnerBase):
                 obj = stream.items[index]
                 obj.pins -= 1
                 self.release(obj)
-            if task.state in (State.DONE, State.FAILED):
+            if task.state in ENDED:
                 self.forget_stream(task)
             elif any(obj.value is None for obj in stream.items.values()):  # it runs again for items that are needed
                 self.tell_maker(task, s.ALL_ITEMS)

@@ -132,46 +132,28 @@ class Stash:
     def merge(self, owner: str, logs: Sequence[m.Log], sender: str) -> None:
         """Logs that came along with what a peer says, and how much of them the journal is known to have."""
         self.copies = True
-        known, fences = self.open, self.fences
         for log in logs:
-            held = known.get(log.subject)
-            if log.subject in fences and log.incarnation <= fences[log.subject]:
-                continue
-            if held is not None and held.incarnation == log.incarnation and not log.entries and not held.entries:
-                if log.reach > held.reach:
-                    held.reach, held.holders, held.old = log.reach, log.holders, False
-                held.told[sender] = held.first, held.reach
-                if log.kept > held.reach_kept:
-                    held.reach_kept = log.kept
-                    if held.reach <= log.kept and not held.mine:
-                        del known[log.subject]
+            held = self.open.get(log.subject)
+            if log.incarnation <= self.fences.get(log.subject, 0):
                 continue
             if held is None or held.incarnation < log.incarnation:
                 held = self.open[log.subject] = Held(log.subject, owner, log.incarnation, False)
             elif held.incarnation > log.incarnation:
                 continue
-            fresh = [entry for entry in log.entries if (entry[0], entry[1]) not in held.names]
-            for entry in fresh:
-                held.add(entry)
-                self.bytes += size_of(entry)
-            if fresh or log.reach > held.reach:
-                held.holders, held.old = log.holders, False
-            held.reach = max(held.reach, log.reach)
+            is_news = log.reach > held.reach
+            for entry in log.entries:
+                if entry[:2] not in held.names:
+                    held.add(entry)
+                    self.bytes += size_of(entry)
+                    is_news = True
+            if is_news:
+                held.reach, held.holders, held.old = max(held.reach, log.reach), log.holders, False
             held.told[sender] = held.end, held.reach
-            count = 0  # entries of which the journal has what came after them
-            while count < len(held.entries) and place_of(*held.entries[count][:2]) < log.kept - 1:
-                count += 1
-            self.let_go(held, held.first + count, log.kept)
-
-    def hear(self, subject: bytes, owner: str, incarnation: int, reach: int, sender: str) -> None:
-        """An actor has begun so many calls, as its reply says: nothing else had to come along with that."""
-        held = self.open.get(subject)
-        if held is not None and held.incarnation == incarnation:
-            if reach > held.reach:
-                held.reach, held.holders, held.old = reach, 2, False
-            held.told[sender] = held.end, held.reach
-        else:
-            self.merge(owner, (m.Log(subject, incarnation, (), reach, 0, 2),), sender)
+            if log.kept:
+                count = 0  # entries of which the journal has what came after them
+                while count < len(held.entries) and place_of(*held.entries[count][:2]) < log.kept - 1:
+                    count += 1
+                self.let_go(held, held.first + count, log.kept)
 
     def let_go(self, held: Held, mark: int, reach: int) -> None:
         """The journal has so much of a log."""
@@ -319,23 +301,22 @@ class Stash:
 
     # --- ends -----------------------------------------------------------------------------------------------
 
-    def drop(self, subject: bytes) -> list[c.Send]:
-        """What the log is of has ended: nobody will repeat it."""
-        held = self.open.pop(subject, None)
-        if held is not None:
-            self.bytes -= sum(map(size_of, held.entries))
-        self.waits_for.pop(subject, None)
-        return self.released()
-
     def peer_lost(self, peer: str) -> list[c.Send]:
         """A process is dead: a journal with all that is written there, or somebody who had been told."""
         for held in list(self.open.values()):
             held.told.pop(peer, None)
             if held.owner == peer:
-                self.drop(held.subject)
+                del self.open[held.subject]
+                self.bytes -= sum(map(size_of, held.entries))
+                self.waits_for.pop(held.subject, None)
         self.back = [command for command in self.back if command.to != peer]
         self.back_to.pop(peer, None)
         return self.released()
+
+
+def entries_of(recorded: dict[tuple[str, int], bytes]) -> tuple[Entry, ...]:
+    """Entries as they travel."""
+    return tuple([(kind, number, payload) for (kind, number), payload in recorded.items()])
 
 
 def is_own(kind: str) -> bool:

@@ -210,3 +210,11 @@ def test_a_full_stash_holds_messages_back_until_the_journal_has_room():
 
 def test_ids_of_what_a_replay_submits_are_those_of_before():
     assert [child_id(b"p" * 16, n) for n in range(3)] == [child_id(b"p" * 16, n) for n in range(3)]
+
+
+def test_what_waited_for_a_journal_that_has_died_goes_out():
+    stash = Stash()
+    stash.insist(b"t" * 16, JOURNAL, 1, ("wait", 0, b"chosen"))
+    assert stash.attach([c.Send("peer", NEWS)]) != [c.Send("peer", NEWS)]
+    assert stash.peer_lost(JOURNAL) == [c.Send("peer", NEWS)]
+    assert not stash.open
