@@ -1,6 +1,6 @@
 """flowengine: graphs of tasks that grow while they run, and survive the loss of any process."""
 
-from . import chaos, scheduling
+from . import chaos, collectives, scheduling, train
 from .actors import ActorClass, ActorHandle, current_actor, exit_actor, get_actor, kill
 from .api import (
     RuntimeContext,
@@ -29,6 +29,7 @@ from .api import (
     wait,
 )
 from .asking import NodeInfo, WorkerInfo
+from .collectives.refs import allreduce, reduce
 from .config import Config
 from .errors import (
     ActorDied,
@@ -103,11 +104,13 @@ __all__ = [
     "WorkerCrashed",
     "WorkerInfo",
     "__version__",
+    "allreduce",
     "as_completed",
     "available_resources",
     "cancel",
     "chaos",
     "cluster_resources",
+    "collectives",
     "commit",
     "context",
     "current_actor",
@@ -123,6 +126,7 @@ __all__ = [
     "progress",
     "put",
     "record",
+    "reduce",
     "remote",
     "replay",
     "rng",
@@ -130,5 +134,6 @@ __all__ = [
     "shutdown",
     "stats",
     "timeline",
+    "train",
     "wait",
 ]

@@ -168,6 +168,8 @@ DEFAULTS = task_options({})
 class ActorMethod:
     """A method of an actor: .remote(...) submits a call, .options(...) changes its options."""
 
+    __slots__ = ("_handle", "_name", "_options")
+
     def __init__(self, handle: ActorHandle, name: str, options: TaskOptions) -> None:
         self._handle = handle
         self._name = name

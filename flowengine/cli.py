@@ -80,7 +80,8 @@ def parser() -> argparse.ArgumentParser:
         if name == "timeline":
             asking.add_argument("out", metavar="OUT.json")
         elif name in ("story", "explain"):
-            asking.add_argument("id", metavar="ID", help="of a task, object, actor, worker or node; its start will do")
+            asking.add_argument("id", metavar="ID",
+                                help="of a task, object, actor, worker or node (its start will do), or of a group")
     replay = command("replay", run_replay)
     replay.add_argument("id", metavar="ID", nargs="?", help="of a task, actor or call; its start will do")
     replay.add_argument("--join", metavar="FILE", help="connection file (default: your newest local engine)")

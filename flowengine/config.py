@@ -57,6 +57,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     pull_parallel_max: int = 8                  # objects that a node pulls at once
     transfer_timeout_s: float = 15.0            # without a byte; then another source is tried
 
+    # Collectives.
+    collective_inline_bytes_max: int = 32 * KIB     # contributions up to it are folded by the ledger of the group
+    collective_piece_bytes: int = 256 * KIB         # what is folded and sent on at once
+    collective_kept_bytes_max: int = 4 * GIB        # results of a group kept on a node for members that may come again
+
     # Recovery.
     stash_bytes_max: int = 16 * MIB             # then what is sent waits for the journal
     stash_flush_s: float = 0.1                  # entries wait so long for others before they go to the journal
@@ -113,6 +118,9 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "chunk_bytes": (4 * KIB, GIB),
     "pull_parallel_max": (1, 1_024),
     "transfer_timeout_s": (0.1, 3_600),
+    "collective_inline_bytes_max": (0, MIB),
+    "collective_piece_bytes": (64, GIB),
+    "collective_kept_bytes_max": (0, 1 << 60),
     "stash_bytes_max": (KIB, 64 * GIB),
     "stash_flush_s": (0, 60),
     "stash_holders_max": (0, 1_000_000),

@@ -422,3 +422,24 @@ def test_two_threads_copy_in_many_threads_and_after_a_fork() -> None:
     if pid == 0:
         os._exit(0 if copies() else 1)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [("|u1", (1 << 20,)), ("<f4", (3, 5, 7)), ("<c16", (2,)), ("|b1", (11,))])
+def test_an_array_object_is_laid_out_before_its_bytes_are_there(dtype, shape):
+    array = np.arange(np.prod(shape)).astype(dtype).reshape(shape)
+    view = memoryview(bytearray(array.nbytes + 1024))
+    begin = codec.write_array_head(view, b"name", (dtype, shape), array.nbytes)
+    target = view[begin : begin + array.nbytes]
+    target[:] = array.reshape(-1).view(np.uint8).data
+    assert codec.object_name(view) == b"name"
+    assert codec.object_bytes(view) == len(view)
+    assert codec.array_bytes(view) == target
+    found = codec.read_object(view)
+    assert found.dtype == array.dtype
+    assert found.shape == shape
+    assert (found == array).all()
+
+
+def test_an_array_object_needs_room():
+    with pytest.raises(ValueError, match="does not fit"):
+        codec.write_array_head(memoryview(bytearray(100)), b"name", ("|u1", (64,)), 64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from experiments import pages, picture
 from experiments.actor_rollback.run import Plate, alone, last_time
 from experiments.against_peers.run import Log, Outcome, judge
+from experiments.flights import tables
+from experiments.training import features, network, show
 from experiments.word_count import stream
 
 # pages
@@ -88,6 +91,59 @@ def test_the_last_time_of_a_story():
     assert last_time(lines, "ActorReady", 86_400.0 * 3 + 5) == 86_400 * 3 + 36_002.25
     with pytest.raises(LookupError, match="nothing of LeaseLost"):
         last_time(lines, "LeaseLost", 0.0)
+
+
+# training
+
+
+def some_flights(count=400):
+    rng = np.random.default_rng(1)
+    layout = tables.Layout(("AA", "UA"), ("LAX",))
+    sizes = [*layout.sizes().values()]
+    codes = [rng.integers(0, size, count) for size in sizes]
+    return features.split(codes, layout, rng.random(count) < 0.3, rng.random(count) < 0.2)
+
+
+def test_features_are_standardised_by_what_is_learnt_from():
+    learnt, held = some_flights()
+    wide = learnt.wide(np.arange(len(learnt.late)))
+    used = wide.std(axis=0) > 0
+    np.testing.assert_allclose(wide.mean(axis=0), 0, atol=1e-3)
+    np.testing.assert_allclose(wide.std(axis=0)[used], 1, atol=1e-2)
+    assert held.center is learnt.center
+    assert (wide[:, : learnt.places.max() + 1] > 0).sum() == learnt.places.size
+
+
+def test_the_gradient_of_the_network_is_the_slope_of_its_loss(monkeypatch):
+    learnt, held = some_flights()
+    monkeypatch.setattr(network.flow, "get", lambda ref: tuple(learnt))
+    net = network.Network(["a reference"])
+    slope = net.gradient(3, 1, 2)
+    assert all(np.array_equal(slope[name], again) for name, again in net.gradient(3, 1, 2).items())
+    assert not np.array_equal(slope["out"], net.gradient(3, 0, 2)["out"])
+    for name, place in (("in", (4, 7)), ("bias", 3), ("out", 5), ("level", 0)):
+        found, near = [], np.float32(1e-2)
+        for way in (near, -near):
+            net.weights = network.first_weights(len(learnt.center))
+            net.weights[name][place] += way
+            net.gradient(3, 1, 2)
+            found.append(net.loss())
+        assert abs((found[0] - found[1]) / (2 * near) - slope[name][place]) < 1e-3
+    net.weights = network.first_weights(len(learnt.center))
+    first = net.weights["out"]
+    net.apply(slope)
+    np.testing.assert_allclose(net.weights["out"], first - np.float32(network.RATE) * slope["out"], atol=1e-7)
+    assert net.__getstate__()["flights"] is None
+    assert network.judge(net.weights, held).flights == len(held.late)
+
+
+@given(st.lists(st.floats(-999, 999), min_size=1, max_size=300), st.integers(1, 40))
+def test_a_curve_has_its_size_and_a_dot_in_each_column(numbers, columns):
+    lines = show.curve(numbers, None, columns, 5)
+    assert [len(line) for line in lines] == [len(lines[0])] * 5
+    assert all(any(line[-columns:][place] != chr(show.BLANK) for line in lines) for place in range(columns))
+    assert show.curve(numbers, 0, columns, 5)[2][-columns] != chr(show.BLANK)
+    assert min(numbers) - 1e-3 <= min(show.smoothed(numbers)) <= max(show.smoothed(numbers)) <= max(numbers) + 1e-3
 
 
 # against_peers

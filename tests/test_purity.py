@@ -15,8 +15,9 @@ PURE_GLOBS = (
     "options.py", "errors.py", "error_parts.py", "config.py", "core/*.py", "scheduling/*.py", "recovery/__init__.py",
     "recovery/lineage.py", "recovery/stash.py", "recovery/membership.py", "recovery/checkpoint.py",
     "recovery/record.py", "recovery/failures.py",
-    "collectives/plan.py", "collectives/group.py", "chaos/faults.py", "chaos/sim*.py", "chaos/checkers.py",
-    "observe/metrics.py", "observe/timeline.py",
+    "collectives/plan*.py", "collectives/tree.py", "collectives/ledger*.py", "collectives/posts*.py",
+    "collectives/seats*.py", "collectives/speeds.py", "chaos/faults.py", "chaos/sim*.py", "chaos/checkers.py",
+    "observe/metrics.py", "observe/timeline.py", "train/buckets.py",
 )
 ALLOWED = frozenset((
     "__future__", "abc", "bisect", "collections", "copy", "dataclasses", "difflib", "enum", "functools", "hashlib",
@@ -29,6 +30,8 @@ ALLOWED_ALSO = {
     "chaos/faults.py": ("random",),                                  # random.Random(seed), nothing else of it
     "chaos/sim.py": ("random",),
     "chaos/sim_actor_programs.py": ("random",),
+    "chaos/sim_collectives.py": ("random",),
+    "chaos/sim_collectives_programs.py": ("random",),
     "chaos/sim_net.py": ("random",),
     "chaos/sim_programs.py": ("random",),
     "chaos/sim_world.py": ("random",),

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from flowengine.errors import StoreFull
 from flowengine.objects import codec, segments
@@ -110,6 +110,13 @@ def test_a_freed_segment_is_warm_for_the_next_of_its_class(folder: str) -> None:
     assert put(store, "b", np.ones(100_000)) == first
     assert store.pool_bytes == 0
     assert value_of(store, "b")[5] == 1
+    assert store.reuse("c", 800_000) is None
+    assert store.free("b")
+    assert store.reuse("c", segments.size_class(kept_bytes)) is None, "of the same class, but it has less memory"
+    reused = store.reuse("c", 800_000)
+    assert reused is not None
+    reused.abort()
+    assert (store.pool_bytes, files(folder)) == (0, 0)
 
 
 def test_a_segment_that_is_read_is_not_reused_until_the_last_view_is_gone(folder: str) -> None:
@@ -128,24 +135,90 @@ def test_what_is_over_the_pool_or_was_made_elsewhere_is_given_back(folder: str) 
     store, other = Segments(folder, MIB), Segments(folder, MIB)
     put(store, "large", np.zeros(1 << 18))
     assert store.free("large") == 0
-    put(store, "a", np.zeros(1 << 14))
+    inode = put(store, "a", np.zeros(1 << 14))
     assert other.free("a") == 0
+    assert other.free("a", inode + 1) == 0
+    assert files(folder) == 1
+    assert other.free("a", inode) == 0
     assert store.free("a") == 0
     assert store.free("never") == 0
     assert files(folder) == 0
 
 
-def test_a_copy_sealed_elsewhere_under_the_same_name_is_not_taken_for_our_own(folder: str) -> None:
-    store, other = Segments(folder, MIB), Segments(folder, MIB)
-    put(store, "a", np.zeros(1 << 14))
-    put(other, "a", np.ones(1 << 14))
-    assert value_of(store, "a")[0] == 1
-    assert store.free("a") == 0
-    assert store.pool_bytes == 0
-    assert files(folder) == 0
+def test_another_life_of_an_object_is_not_freed_with_an_earlier_one(folder: str) -> None:
+    store, other, node = Segments(folder, MIB), Segments(folder, MIB), Segments(folder, MIB)
+    first = put(store, "a", np.zeros(1 << 14))
+    second = put(other, "a", np.ones(1 << 14))
+    assert store.holds("a", second)
+    assert not store.holds("a", first)
+    assert store.free("a", first) == node.free("a", first) == 0
+    assert (store.pool_bytes, value_of(store, "a")[0]) == (0, 1)
+    third = put(other, "a", np.full(1 << 14, 3))
+    assert other.free("a", second) == 0
+    assert value_of(store, "a")[0] == 3
+    assert other.free("a", third) > 0
+    assert not store.exists("a")
+    assert not store.holds("a", third)
     put(store, "a", np.zeros(1 << 14))
     put(store, "a", np.ones(1 << 14))
     assert value_of(store, "a")[0] == 1
+
+
+@pytest.mark.parametrize("once_more", [False, True])
+@pytest.mark.parametrize("by_writer", [False, True])
+def test_what_is_sealed_while_the_former_is_being_freed_stays(
+    folder: str, monkeypatch: pytest.MonkeyPatch, by_writer: bool, once_more: bool
+) -> None:
+    store, other, node = Segments(folder, MIB), Segments(folder, MIB), Segments(folder, MIB)
+    first = put(store, "a", np.zeros(1 << 14))
+    rename, link = os.rename, os.link
+
+    def sealed_before(source: str, target: str) -> None:
+        monkeypatch.setattr(os, "rename", rename)
+        put(other, "a", np.ones(1 << 14))
+        rename(source, target)
+
+    def sealed_once_more(source: str, target: str) -> None:
+        put(store, "a", np.full(1 << 14, 2))
+        link(source, target)
+
+    monkeypatch.setattr(os, "rename", sealed_before)
+    if once_more:
+        monkeypatch.setattr(os, "link", sealed_once_more)
+    assert (store if by_writer else node).free("a", first) == 0
+    assert value_of(node, "a")[0] == (2 if once_more else 1)
+    assert files(folder) == 1
+    assert (store if once_more else other).free("a") > 0
+    assert not store.exists("a")
+
+
+def test_what_is_forgotten_is_what_lies_there_no_more(folder: str) -> None:
+    store, other = Segments(folder, MIB), Segments(folder, MIB)
+    put(store, "a", np.zeros(1 << 14))
+    store.forget("a")
+    assert store.free("a") > 0
+    put(store, "a", np.zeros(1 << 14))
+    put(other, "a", np.ones(1 << 14))
+    store.forget("a")
+    assert store.free("a") == 0
+    assert value_of(store, "a")[0] == 1
+
+
+def test_a_copy_gives_way_to_what_was_sealed_meanwhile(folder: str) -> None:
+    store, node = Segments(folder, MIB), Segments(folder, MIB)
+    copies = [node.create("a", 1 << 14) for _ in range(2)]
+    copies[0].seal_copy()
+    first = os.stat(store.path("a")).st_ino
+    copies[1].seal_copy()
+    assert node.holds("a", first)
+    assert files(folder) == 1
+    copy = node.create("a", 1 << 14)
+    put(store, "a", np.ones(1 << 14))
+    copy.seal_copy()
+    assert value_of(node, "a")[0] == 1
+    assert node.free("a") == 0
+    assert value_of(node, "a")[0] == 1
+    assert files(folder) == 1
 
 
 def test_one_mapping_serves_all_readers_of_an_object_in_a_process(folder: str) -> None:
@@ -436,6 +509,8 @@ class SegmentsMachine(RuleBasedStateMachine):
         self.folder = tempfile.mkdtemp(dir="/dev/shm", prefix="flowengine-test-")
         self.stores = [Segments(self.folder, 64 * KIB), Segments(self.folder, 64 * KIB)]
         self.known: dict[str, tuple[int, int]] = {}
+        self.lies: dict[str, tuple[int, int]] = {}  # store and inode of what is known
+        self.past: list[tuple[str, int]] = []  # lives that have ended
         self.number = 0
 
     stores_ = st.integers(0, 1)
@@ -444,8 +519,16 @@ class SegmentsMachine(RuleBasedStateMachine):
     @rule(store=stores_, name=names, count=st.sampled_from([1, 900, 3000, 3001, 7000]))
     def write(self, store: int, name: str, count: int) -> None:
         self.number += 1
-        put(self.stores[store], name, np.full(count, self.number, np.int32))
+        if name in self.known:
+            self.end(name)
+        inode = put(self.stores[store], name, np.full(count, self.number, np.int32))
         self.known[name] = (count, self.number)
+        self.lies[name] = (store, inode)
+        self.past = [life for life in self.past if life != (name, inode)]  # a warm file has the same number again
+
+    def end(self, name: str) -> None:
+        del self.known[name]
+        self.past.append((name, self.lies.pop(name)[1]))
 
     @rule(store=stores_, name=names)
     def give_up(self, store: int, name: str) -> None:
@@ -455,8 +538,22 @@ class SegmentsMachine(RuleBasedStateMachine):
 
     @rule(store=stores_, name=names)
     def free(self, store: int, name: str) -> None:
+        if name in self.known and self.lies[name][0] == store:
+            self.end(name)
         self.stores[store].free(name)
-        self.known.pop(name, None)
+
+    @precondition(lambda self: self.known)
+    @rule(store=stores_, which=st.integers(0, 2))
+    def free_by_number(self, store: int, which: int) -> None:
+        name = sorted(self.known)[which % len(self.known)]
+        inode = self.lies[name][1]
+        self.end(name)
+        self.stores[store].free(name, inode)
+
+    @precondition(lambda self: self.past)
+    @rule(store=stores_, which=st.integers(0, 100))
+    def free_too_late(self, store: int, which: int) -> None:
+        self.stores[store].free(*self.past[which % len(self.past)])
 
     @rule(store=stores_, bytes_wanted=st.integers(0, 40_000))
     def trim(self, store: int, bytes_wanted: int) -> None:

@@ -53,16 +53,17 @@ def wrong_actors(world: World) -> list[str]:
     for lives in book.lives.values():
         longest = max((look for life in lives for look in looks.get(life, ())), key=len, default=())
         places.update({call: place for place, call in enumerate(longest)})
+    done = dict.fromkeys([*places, *(call for look in book.unsure for call in look.history)])
     for actor, lives in book.lives.items():
         made_calls = calls.get(actor, [])
         seen = [life for life in lives if life in looks]
         wrong = [f"calls of {short(caller)} are out of order" for caller in out_of_order(made_calls, places)]
         wrong += [
             f"call {short(call)} was never done"
-            for call, _ in made_calls if seen and call not in places and is_awaited(book, call)
+            for call, _ in made_calls if seen and call not in done and is_awaited(book, call)
         ]  # fmt: skip
         for life in seen:
-            wrong += wrong_life(book, (life, looks[life]), made_calls, len(lives) == 1)
+            wrong += wrong_life(book, (life, looks[life]), made_calls, len(lives) == 1 and book.is_whole(life))
         lines += [f"actor {short(actor)}: {line}" for line in wrong]
     return lines
 

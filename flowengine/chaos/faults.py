@@ -8,7 +8,8 @@ import msgspec
 
 from .sim_settings import FaultRates, Scenario
 
-ADDED = ("kill_actor", "kill_several")  # without them a seed of a scenario draws as it did before there were any
+# Without these a seed of a scenario draws as it did before there were any.
+ADDED = ("kill_actor", "kill_several", "kill_member", "break_lane")
 REPAIR_S = (0.3, 6.0)  # how long a cut or a freeze lasts
 
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
 from flowengine.errors import BadValue
 
 from .checkers import left_over, wrong_actors, wrong_outcome
-from .sim_settings import FaultRates, NetSettings, Scenario
+from .sim_collectives import GroupWorld, judge_groups
+from .sim_settings import FaultRates, GroupSettings, NetSettings, Scenario
 from .sim_world import TRACE_LINES, Broken, World
 
 __all__ = ["Failure", "Report", "SCENARIOS", "Scenario", "simulate", "story_of"]
@@ -59,6 +61,8 @@ class Report(msgspec.Struct):
 
 def run(world: World) -> list[str]:
     """Run a world to its end; lines about what was wrong."""
+    if isinstance(world, GroupWorld):
+        return judge_groups(world)
     scenario, clock, driver = world.scenario, world.clock, None
     try:
         world.start()
@@ -80,10 +84,24 @@ def run(world: World) -> list[str]:
 
 def story_of(scenario: str | Scenario, seed: int, lines_max: int = TRACE_LINES) -> list[str]:
     """The last events of a seed's run, as lines."""
-    world = World(known(scenario), seed)
+    world = world_of(known(scenario), seed)
     world.trace = deque(maxlen=lines_max)
     lines = run(world)
     return [*(f"{now:9.4f} {where:<18} {sender:<22} {event}" for now, where, sender, event in world.trace), *lines]
+
+
+def groups(
+    name: str, faults: FaultRates, store_bytes: int = 1 << 20, kept_bytes: int = 1 << 30, **settings: Any
+) -> Scenario:
+    """A scenario of collectives."""
+    config = msgspec.structs.replace(
+        Scenario().config, collective_inline_bytes_max=100, collective_piece_bytes=64, transfer_timeout_s=1.0,
+        collective_kept_bytes_max=kept_bytes,
+    )
+    return Scenario(
+        name=name, nodes=4, workers=0, store_limit_bytes=store_bytes, tasks=10, faults=faults, faults_until_s=1.5,
+        net=NetSettings(loss=0.02), check_every=5, config=config, group=GroupSettings(**settings),
+    )
 
 
 SCENARIOS: dict[str, Scenario] = {
@@ -141,8 +159,31 @@ SCENARIOS: dict[str, Scenario] = {
             ),
             net=NetSettings(loss=0.02),
         ),
+        groups("collectives_calm", FaultRates(), grows=0.2, wrong=0.1, too_late=0.05, again=0.2, beside=0.2),
+        groups("collectives_members", FaultRates(kill_member=2.0)),
+        groups("collectives_tight", FaultRates(kill_member=1.5, break_lane=0.5), kept_bytes=12_000),
+        groups("collectives_spill", FaultRates(kill_member=1.0, kill_node=0.2), store_bytes=9_000),
+        groups(
+            "collectives", FaultRates(kill_member=1.5, kill_node=0.3, kill_head=0.1, break_lane=0.5, spike=0.3),
+            on_failure=("recover", "recover", "shrink", "raise"), grows=0.1, wrong=0.05, too_late=0.03,
+            never_back=0.1, again=0.1, beside=0.1,
+        ),
+        groups(
+            "collectives_all",
+            FaultRates(
+                kill_member=1.5, kill_several=0.3, kill_node=0.6, kill_head=0.2, break_lane=0.7, cut_host=0.4,
+                spike=0.3,
+            ),
+            on_failure=("recover", "recover", "shrink", "raise"), grows=0.2, wrong=0.05, too_late=0.05,
+            never_back=0.2, again=0.2, beside=0.2,
+        ),
     )
 }
+
+
+def world_of(scenario: Scenario, seed: int) -> World:
+    """What a seed of a scenario runs in."""
+    return World(scenario, seed) if scenario.group is None else GroupWorld(scenario, seed)
 
 
 def known(scenario: str | Scenario) -> Scenario:
@@ -161,7 +202,7 @@ def simulate(scenario: str | Scenario, seeds: Iterable[int] = range(100), nodes:
         chosen = msgspec.structs.replace(chosen, nodes=nodes)
     report = Report(chosen.name)
     for seed in seeds:
-        world = World(chosen, seed)
+        world = world_of(chosen, seed)
         lines = run(world)
         report.seeds += 1
         if lines:

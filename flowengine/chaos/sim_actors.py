@@ -70,6 +70,7 @@ class Look(NamedTuple):
     """A history as somebody read it."""
 
     life: bytes
+    call: bytes
     history: tuple[bytes, ...]
     reader: str
     at_s: float
@@ -85,6 +86,7 @@ class ActorBook:
         self.too_early: list[bytes] = []  # actors that were made again before their makers had ended
         self.replies: list[Reply] = []
         self.read: list[Look] = []
+        self.unsure: list[Look] = []  # by processes that died just afterwards: whether they told of it is not known
 
     @property
     def looks(self) -> dict[bytes, list[tuple[bytes, ...]]]:
@@ -95,9 +97,20 @@ class ActorBook:
         return found
 
     def died(self, reader: str, now: float) -> None:
-        """What a process saw just before its end counts for nobody: it told of it, if at all, together with the log."""
+        """What a process saw just before its end binds nobody: it told of it, if at all, together with the log."""
         self.replies = [one for one in self.replies if one.reader != reader or one.at_s < now - UNTOLD_S]
+        self.unsure += [one for one in self.read if one.reader == reader and one.at_s >= now - UNTOLD_S]
         self.read = [one for one in self.read if one.reader != reader or one.at_s < now - UNTOLD_S]
+
+    def look(self, look: Look) -> None:
+        """Somebody reads a history; a caller that runs again reads what was read before."""
+        if not any((one.call, one.life, one.history) == (look.call, look.life, look.history) for one in self.read):
+            self.read.append(look)
+
+    def is_whole(self, life: bytes) -> bool:
+        """Whether the last that was read of this life is sure, and its end."""
+        last = [look for look in self.read if look.life == life][-1]
+        return all(look.life != life or (look.at_s < last.at_s and look.call != last.call) for look in self.unsure)
 
     def begins(self, spec: m.TaskSpec, made_at: float) -> bytes:
         """A process of an actor that was made then; gives the name of its life."""
@@ -197,7 +210,7 @@ class ActorSteps:
                 seen = process.address, process.world.clock.now
                 book.replies.append(Reply(payload.more[1], call, payload.number, payload.more[0], *seen))
             else:
-                book.read.append(Look(payload.more[0], payload.more[1:], process.address, process.world.clock.now))
+                book.look(Look(payload.more[0], call, payload.more[1:], process.address, process.world.clock.now))
             process.drop(ref)
 
 

@@ -18,6 +18,7 @@ FORK_S = 0.01
 REAP_S = 0.002
 DISK_S = 0.005
 SIGTERM = 15
+COPY = -1
 
 
 class Server(Peer):
@@ -60,6 +61,8 @@ class SimNode(Server):
         self.machine = Node(settings, scenario.config)
         self.memory: dict[bytes, bytes] = {}  # what can be read
         self.writers: dict[bytes, str] = {}
+        self.files: dict[bytes, int] = {}  # which life of the object lies there; 0: made by this node, COPY: brought
+        self.file_number = 0
         self.disk: dict[bytes, bytes] = {}
         self.stepping = False
         self.perform: dict[type, Any] = {
@@ -74,13 +77,22 @@ class SimNode(Server):
             c.RemoveObject: self.do_remove,
         }
 
+    def step(self, event: m.Message, sender: str = "") -> None:
+        """One event through the door; what the books have in memory then lies there."""
+        super().step(event, sender)
+        oid = getattr(event, "oid", b"")
+        if oid in self.machine.store.memory and oid not in self.memory:
+            raise AssertionError(f"{self.address}: {oid.hex()} is gone after {type(event).__name__}")
+
     def execute(self, commands: list[c.Command]) -> None:
         """Carry out."""
         for command in commands:
             self.perform[type(command)](command)
 
     def deliver(self, message: m.Message, sender: str) -> None:
-        """All is for the machine."""
+        """All is for the machine, once the shell has looked."""
+        if isinstance(message, m.ObjectSealed) and not self.holds(message.oid, message.file):
+            message = c.SealedInVain(message.oid, message.size_bytes, message.file)
         self.step(message, sender)
 
     def lost(self, peer: str, reason: str) -> None:
@@ -126,14 +138,28 @@ class SimNode(Server):
         """As a process of this host maps it."""
         return self.memory.get(oid) if self.alive else None
 
-    def write(self, oid: bytes, blob: bytes, writer: str) -> None:
-        """A process of this host seals a segment."""
+    def write(self, oid: bytes, blob: bytes, writer: str) -> int:
+        """A process of this host seals a segment; its number."""
         self.memory[oid] = blob
         self.writers[oid] = writer
+        self.file_number += 1
+        self.files[oid] = 0 if writer == self.address else self.file_number
+        return self.files[oid]
 
-    def remove_written(self, oid: bytes) -> None:
-        """A writer takes its segment away, or the one that has its name now."""
-        self.memory.pop(oid, None)
+    def write_copy(self, oid: bytes, blob: bytes) -> None:
+        """What this node brings gives way to what was sealed under the name meanwhile."""
+        if oid not in self.memory:
+            self.write(oid, blob, self.address)
+            self.files[oid] = COPY
+
+    def holds(self, oid: bytes, file: int) -> bool:
+        """Whether that file is the object now."""
+        return oid in self.memory and self.files[oid] == file
+
+    def remove_written(self, oid: bytes, file: int) -> None:
+        """A segment is taken away; another one that has its name now stays."""
+        if self.holds(oid, file):
+            del self.memory[oid]
 
     def do_spill(self, command: c.SpillObject) -> None:
         """To disk."""
@@ -143,7 +169,7 @@ class SimNode(Server):
         """It is on disk, or the disk had an error."""
         oid = command.oid
         found = self.memory.get(oid)
-        if found is None or self.world.dice.random() < 0.05:
+        if found is None or (command.file and not self.holds(oid, command.file)) or self.world.dice.random() < 0.05:
             busy = found is not None and self.world.dice.random() < 0.5
             self.step(c.ObjectSpilled(oid, 0, busy=True) if busy else c.SpillFailed(oid, "no", False))
             return
@@ -161,7 +187,7 @@ class SimNode(Server):
         if blob is None:
             self.step(c.RestoreFailed(command.oid, "no file"))
             return
-        self.write(command.oid, blob, self.address)
+        self.write_copy(command.oid, blob)
         self.step(c.ObjectRestored(command.oid))
 
     def do_pull(self, command: c.PullObject) -> None:
@@ -172,26 +198,29 @@ class SimNode(Server):
     def pulled(self, command: c.PullObject, sources: list[str]) -> None:
         """The bytes have come, or the source does not have them and the next is tried."""
         world = self.world
-        while sources:
-            source = world.nodes.get(sources.pop(0))
+        silent: list[str] = []
+        for address in sources:
+            source = world.nodes.get(address)
             if source is None or not source.alive or source.frozen or world.is_cut(self.host, source.host):
-                if sources:
-                    continue
-                self.later(world.scenario.config.transfer_timeout_s / 10, c.PullFailed(command.oid, command.nodes, "x"))
-                return
+                silent.append(address)
+                continue
             blob = source.read(command.oid) or source.disk.get(command.oid)
             if blob is not None:
-                self.write(command.oid, blob, self.address)
+                self.write_copy(command.oid, blob)
                 self.step(c.ObjectPulled(command.oid, source.address))
                 return
-        self.step(c.PullFailed(command.oid, command.nodes, "none has it"))
+        failed = c.PullFailed(command.oid, command.nodes, "none gave it", tuple(silent))
+        if silent:
+            self.later(world.scenario.config.transfer_timeout_s / 10, failed)
+        else:
+            self.step(failed)
 
     def do_remove(self, command: c.RemoveObject) -> None:
         """Drop a segment or a file."""
         if command.on_disk:
             self.disk.pop(command.oid, None)
         else:
-            self.memory.pop(command.oid, None)
+            self.remove_written(command.oid, command.file or (0 if command.writer else COPY))
 
 
 class SimHead(Server):

@@ -193,9 +193,9 @@ class Process(Peer):
         elif kind is m.SpaceGiven:
             self.space_given(message)  # type: ignore[arg-type]
         elif kind is m.ObjectFreed:
-            for oid in message.oids:  # type: ignore[attr-defined]
-                self.node.remove_written(oid)
-                self.send(sender, m.SegmentKept(oid, 0))
+            for oid, file in zip(message.oids, message.files, strict=True):  # type: ignore[attr-defined]
+                self.node.remove_written(oid, file)
+                self.send(sender, m.SegmentKept(oid, 0, file))
         elif kind is m.PoolTrimmed:
             self.send(sender, m.PoolTrimmed(0))
         elif kind is m.Welcome:
@@ -247,8 +247,8 @@ class Process(Peer):
         """There is room, or there will be none."""
         node = self.node.address
         if given.granted:
-            self.node.write(oid, blob, self.address)
-            self.send(node, m.ObjectSealed(oid, len(blob), self.address))
+            file = self.node.write(oid, blob, self.address)
+            self.send(node, m.ObjectSealed(oid, len(blob), self.address, file))
         self.step(s.DurableBack(oid, node, "" if given.granted else given.reason))
 
     def do_write_durable(self, command: c.WriteDurable) -> None:
@@ -395,8 +395,8 @@ class Process(Peer):
         if not given.granted:
             raise EngineError("store", given.reason.encode())
         node = self.node
-        node.write(oid, blob, self.address)
-        self.send(node.address, m.ObjectSealed(oid, size_bytes, owner))
+        file = node.write(oid, blob, self.address)
+        self.send(node.address, m.ObjectSealed(oid, size_bytes, owner, file))
         return m.Stored(size_bytes, (node.address,), payload.refs)
 
     def space_given(self, message: m.SpaceGiven) -> None:

@@ -30,6 +30,21 @@ class FaultRates(msgspec.Struct, frozen=True, kw_only=True):
     spike: float = 0.0
     kill_actor: float = 0.0
     kill_several: float = 0.0
+    kill_member: float = 0.0
+    break_lane: float = 0.0
+
+
+class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How the members of groups behave, in a scenario of collectives."""
+
+    on_failure: tuple[str, ...] = ("recover",)
+    timeout_s: float = 3.0
+    too_late: float = 0.0  # share of late ranks that come after the timeout
+    wrong: float = 0.0  # share of folds in which one rank gives another shape
+    grows: float = 0.0  # share of groups that take in newcomers
+    never_back: float = 0.0  # share of members that do not come back when they die
+    again: float = 0.0  # share of programs with another group of the same name after the first
+    beside: float = 0.0  # share of programs with another group of another name
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +69,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     faults_until_s: float = 3.0
     net: NetSettings = NetSettings()
     end_s: float = 300.0  # a program that has not ended by then is stuck
+    group: GroupSettings | None = None  # the program is one of groups, with at most `tasks` operations each
     check_every: int = 1  # laws are checked after every n-th event
     config: Config = Config(
         heartbeat_s=0.5, suspect_after_s=2.0, link_lost_after_s=4.0, story_lines_max=1, worker_idle_s=2.0,

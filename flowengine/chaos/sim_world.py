@@ -146,7 +146,7 @@ class World:
 
     def end_node(self, node: SimNode) -> None:
         """The node process ends, its store and its workers with it."""
-        if node.memory or node.disk:
+        if node.memory or node.disk or node.machine.store.granted_bytes:
             self.put_lost = True
         self.net.died(node)
         node.memory.clear()

@@ -31,7 +31,7 @@ from .actor_calls import (
     made_again,
 )
 from .actor_replies import never_done, reply_lost, size_of, stored_in
-from .actor_saving import ActorSaving, DrainEnded, StateSaved, StateTaken
+from .actor_saving import ActorSaving, CheckpointAsked, DrainEnded, StateSaved, StateTaken
 from .ids import short
 from .owner_state import ALL_ITEMS
 
@@ -41,8 +41,8 @@ CALLERS_KEPT_MAX = 20_000
 ITEMS_KEPT_MAX = 1_000
 CUT_SHORT = ("cancelled", "timeout")  # kinds of failures that leave a call half done
 ALL_READ = {"stream_have": ALL_ITEMS, "stream_taken": ALL_ITEMS}  # nobody reads a stream that is repeated
-AHEAD_US_MAX = 1_000  # so much work is ordered ahead: a hand-over costs more than a short call
-AHEAD_CALLS_MAX = 64
+AHEAD_US_MAX = 4_000  # so much work is ordered ahead: a hand-over costs more than a short call
+AHEAD_CALLS_MAX = 256
 MISSED_S = 2.0  # a replay that waits so long for a call asks whether its caller will come
 STRANGER_S_MAX = 20.0  # so long it waits for a caller that the owner does not know
 
@@ -142,6 +142,8 @@ class ActorHost(ActorSaving):
             self.calls_resent(sender)
         elif kind is DrainEnded:
             self.drain_ended(event)
+        elif kind is CheckpointAsked:
+            self.checkpoint_asked()
         elif kind is Rested:
             self.rested(event)
         elif kind is CallMissed:

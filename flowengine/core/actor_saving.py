@@ -64,6 +64,10 @@ class StateSaved(m.Message, frozen=True):
     for_good: bool = False  # it cannot be pickled, so another try is no better
 
 
+class CheckpointAsked(m.Message, frozen=True):
+    """Others keep much for what this actor may have to repeat: a checkpoint soon would let them drop it."""
+
+
 class DrainEnded(m.Message, frozen=True):
     """Timer: calls have waited long enough for those that run."""
 
@@ -183,13 +187,18 @@ class ActorSaving:
         self.writing = False
         if event.value is None:
             self.saved.pop(event.calls, None)
-            self.send(self.owner, m.CheckpointFailed(self.id, self.push.attempt, event.calls, event.failure))
+            if event.failure:
+                self.send(self.owner, m.CheckpointFailed(self.id, self.push.attempt, event.calls, event.failure))
             if event.for_good:
                 self.policy = "never"
         else:
             self.work.learn(self.still_s, event.cost_s)
             self.send(self.owner, m.CheckpointTaken(self.id, self.push.attempt, event.value))
         self.run_next()
+
+    def checkpoint_asked(self) -> None:
+        """The end of the next call takes one, if any are taken at all."""
+        self.work.is_asked = True
 
     def checkpoint_kept(self, calls: int) -> None:
         """The owner can bring the actor back without the first so many calls: nobody need keep them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .messages import Message, Record
+from .messages import Layout, Message, Record
 
 
 class Command(Record, frozen=True):
@@ -50,10 +50,14 @@ class CheckWorker(Command, frozen=True):
 
 
 class SpillObject(Command, frozen=True):
-    """Write the object to disk and drop its segment; answered by ObjectSpilled or SpillFailed."""
+    """Write the object to disk and drop its segment; answered by ObjectSpilled or SpillFailed.
+
+    file: its number, as in RemoveObject.
+    """
 
     oid: bytes
     size_bytes: int
+    file: int = 0
 
 
 class RestoreObject(Command, frozen=True):
@@ -72,11 +76,30 @@ class PullObject(Command, frozen=True):
 
 
 class RemoveObject(Command, frozen=True):
-    """Drop the object's segment (or its file on disk). writer: the process that may keep the segment warm."""
+    """Drop the object's segment (or its file on disk). writer: this node wrote it; answered by SegmentKept.
+
+    file: the number of the segment's file (0: this node's own); another one under that name stays.
+    """
 
     oid: bytes
     on_disk: bool
     writer: str = ""
+    file: int = 0
+
+
+class TrimPool(Command, frozen=True):
+    """Give back this much of the node's own warm pool; answered by PoolTrimmed."""
+
+    size_bytes: int
+
+
+class CombineBlobs(Command, frozen=True):
+    """Do a small step of a group at once, from what each rank gave; answered by BlobsCombined."""
+
+    op: bytes
+    epoch: int
+    plan: Any  # collectives.plan.StepPlan
+    blobs: tuple[tuple[int, bytes], ...]  # by rank
 
 
 class WriteJournal(Command, frozen=True):
@@ -91,12 +114,30 @@ class WorkerEnded(Message, frozen=True):
     death: Any  # messages.Death
 
 
+class BlobsCombined(Message, frozen=True):
+    """Results by rank (-1: the same for all), with where arrays lie in them."""
+
+    op: bytes
+    epoch: int
+    results: tuple[tuple[int, bytes], ...]
+    layout: tuple[Layout, ...] = ()
+    failure: str = ""
+
+
 class WorkerChecked(Message, frozen=True):
     """cpu_s: CPU seconds that the process has used so far; stopped: it stands still by a signal."""
 
     worker_id: str
     stopped: bool
     cpu_s: float
+
+
+class SealedInVain(Message, frozen=True):
+    """What a process has sealed lies no longer under the object's name: another life of the object has taken it."""
+
+    oid: bytes
+    size_bytes: int
+    file: int
 
 
 class ObjectSpilled(Message, frozen=True):
@@ -136,11 +177,12 @@ class ObjectPulled(Message, frozen=True):
 
 
 class PullFailed(Message, frozen=True):
-    """None of these nodes gave the object."""
+    """None of these nodes gave the object; silent: those that did not answer."""
 
     oid: bytes
     nodes: tuple[str, ...]
     reason: str
+    silent: tuple[str, ...] = ()
 
 
 # --- orders of the Owner and the Executor machine -------------------------------------------------

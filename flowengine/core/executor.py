@@ -18,7 +18,7 @@ from . import commands as c
 from . import messages as m
 from .actor_calls import CallDeadline, CallEnded, CallMissed, CallsEnded
 from .actor_host import ActorHost, HostReady, Rested
-from .actor_saving import DrainEnded, StateSaved, StateTaken
+from .actor_saving import CheckpointAsked, DrainEnded, StateSaved, StateTaken
 from .ids import object_id, short, task_of
 from .owner_waits import WaitTraced
 
@@ -371,6 +371,7 @@ HANDLERS: dict[type[Any], Callable[[Executor, Any, str], None]] = {
     StateTaken: Executor.for_host,
     StateSaved: Executor.for_host,
     DrainEnded: Executor.for_host,
+    CheckpointAsked: Executor.for_host,
     CallMissed: Executor.for_host,
     Rested: Executor.for_host,
     m.CallerFound: Executor.for_host,

@@ -14,6 +14,7 @@ Address = str  # "tcp://127.0.0.1:4321#5f0c91aa": where a process listens and wh
 NodeId = str
 
 TASK_ID_BYTES = 16
+FIRST = bytes(4)  # the return index 0, of nearly every object
 
 
 def child_id(parent: TaskId, index: int) -> TaskId:
@@ -33,7 +34,7 @@ def function_id(blob: bytes) -> bytes:
 
 def object_id(task: TaskId, index: int) -> ObjectId:
     """Name of the index-th return of a task."""
-    return task + index.to_bytes(4, "big")
+    return task + (index.to_bytes(4, "big") if index else FIRST)
 
 
 def task_of(oid: ObjectId) -> TaskId:

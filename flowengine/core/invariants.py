@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from flowengine.collectives.posts_pieces import LANE_PIECES_MAX
 from flowengine.scheduling.resources import CPU, SCALE
 
 from .executor import RECENT_BYTES_MAX, RECENT_MAX, size_of
@@ -132,11 +133,11 @@ def _counts_are_right(node: Node) -> Iterator[str]:
 # --- Node: store ----------------------------------------------------------------------------------
 
 
-@law("S-1", "what is used and granted fits the limit", "Node")
+@law("S-1", "what is used and granted fits the limit, but for what was written unasked", "Node")
 def _store_keeps_its_limit(node: Node) -> Iterator[str]:
     store = node.store
-    if store.used_bytes + store.granted_bytes > store.limit_bytes:
-        yield f"used {store.used_bytes} + granted {store.granted_bytes} > {store.limit_bytes}"
+    if store.used_bytes + store.granted_bytes > store.limit_bytes + store.unasked_bytes:
+        yield f"used {store.used_bytes} + granted {store.granted_bytes} > {store.limit_bytes} + {store.unasked_bytes}"
 
 
 @law("S-2", "every sum of bytes is the sum of its parts", "Node")
@@ -170,6 +171,8 @@ def _entries_are_sound(node: Node) -> Iterator[str]:
             yield f"{name}: not listed under its owners {list(entry.owners)}"
         if entry.doomed and not (entry.running and entry.ordered):
             yield f"{name}: doomed, and nothing is under way"
+        if entry.late and not entry.doomed:
+            yield f"{name}: asked for while it was doomed, and forgotten"
     listed = sum(len(owned) for owned in store.by_owner.values())
     claims = sum(len(entry.owners) for entry in store.entries.values())
     if listed != claims:
@@ -207,6 +210,34 @@ def _no_idle_room(node: Node) -> Iterator[str]:
     room = store.limit_bytes - store.used_bytes - store.granted_bytes
     if store.asks and store.asks[0].size_bytes <= room:
         yield f"the first waits for {store.asks[0].size_bytes} bytes, {room} are free"
+
+
+@law("P-1", "results that are being made have their room, and what is left of a step is counted", "Node")
+def _posts_are_sound(node: Node) -> Iterator[str]:
+    posts, store = node.posts, node.store
+    made = [result for work in posts.works.values() for result in work.results.values()
+            if result.state in ("granted", "open")]
+    room, granted = sum(result.object_bytes for result in made), store.granted.get(node.desk.me, 0)
+    if room > granted:
+        yield f"results of {room} bytes are being made, with {granted} granted"
+    for work in posts.works.values():
+        if work.left < 0 or any(result.left < 0 for result in work.results.values()):
+            yield f"{short(work.course.op)}: {work.left} pieces are left"
+        if any(stop.under_way < 0 for stop in work.stops.values()):
+            yield f"{short(work.course.op)}: more pieces ended than began"
+    for peer, lane in posts.lanes.items():
+        if len(lane.under_way) > LANE_PIECES_MAX:
+            yield f"{len(lane.under_way)} pieces are on their way to {peer}"
+
+
+@law("P-2", "what is kept for groups is counted", "Node")
+def _kept_is_counted(node: Node) -> Iterator[str]:
+    for group, known in node.posts.kept.groups.items():
+        steps = known.steps.values()
+        really = [sum(nbytes for _, nbytes in kept.objects.values()) + sum(kept.gifts.values())
+                  + sum(len(blob) for blob in kept.blobs.values()) for kept in steps]
+        if [kept.nbytes for kept in steps] != really or known.nbytes != sum(really):
+            yield f"{short(group)}: {known.nbytes} bytes, really {sum(really)}"
 
 
 # --- Head -----------------------------------------------------------------------------------------
@@ -277,8 +308,8 @@ def _pins_are_counted(owner: Owner) -> Iterator[str]:
             for index, obj in task.stream.items.items():
                 if index >= task.stream.taken:
                     pins[obj.oid] = pins.get(obj.oid, 0) + 1
-    for obj in owner.going_home:
-        pins[obj.oid] = pins.get(obj.oid, 0) + 1
+    for oid in (*(obj.oid for obj in owner.going_home), *owner.coming_home):
+        pins[oid] = pins.get(oid, 0) + 1
     for ref in held_for_actors(owner):
         pins[ref.oid] = pins.get(ref.oid, 0) + 1
     for obj in owner.objects.values():
@@ -358,6 +389,8 @@ def _who_waits_has_hope(owner: Owner) -> Iterator[str]:
         if task is not None and task.state not in ENDED:
             continue
         if obj.owner and obj.watched and obj.owner not in owner.dead:
+            continue
+        if oid in owner.expected or oid in owner.promised:
             continue
         if not obj.durable:
             yield f"{short(oid)} is awaited, owner {obj.owner or 'here'}, task {task and task.state.name}"

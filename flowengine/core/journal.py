@@ -39,7 +39,9 @@ class Journal:
         keep = self._entries.append
         for command in commands:
             kind = type(command)
-            if kind is SetTimer or (kind is Send and type(command.message) in self.noise):  # type: ignore[attr-defined]
+            if kind is SetTimer or kind in self.noise or (
+                kind is Send and type(command.message) in self.noise  # type: ignore[attr-defined]
+            ):
                 continue
             keep((now, "->", command))
 

@@ -25,6 +25,31 @@ from .calling import Log as Log
 from .calling import StashCarried as StashCarried
 from .calling import StashKept as StashKept
 from .calling import WatchActor as WatchActor
+from .collective import ArrayPart as ArrayPart
+from .collective import BlobsReady as BlobsReady
+from .collective import Course as Course
+from .collective import CourseBroken as CourseBroken
+from .collective import CourseDone as CourseDone
+from .collective import Finals as Finals
+from .collective import FinalsAsked as FinalsAsked
+from .collective import GroupFormed as GroupFormed
+from .collective import GroupJoined as GroupJoined
+from .collective import GroupLeft as GroupLeft
+from .collective import Header as Header
+from .collective import Held as Held
+from .collective import HeldAsked as HeldAsked
+from .collective import HeldStep as HeldStep
+from .collective import JoinRefused as JoinRefused
+from .collective import Layout as Layout
+from .collective import Line as Line
+from .collective import Post as Post
+from .collective import Seating as Seating
+from .collective import StepDone as StepDone
+from .collective import StepEnded as StepEnded
+from .collective import StepFailed as StepFailed
+from .collective import StepGiven as StepGiven
+from .collective import StepsForgotten as StepsForgotten
+from .collective import StepsPassed as StepsPassed
 from .making import ActorLeft as ActorLeft
 from .making import ActorMade as ActorMade
 from .making import ActorNoted as ActorNoted
@@ -358,16 +383,19 @@ class ObjectSealed(Message, frozen=True):
     oid: bytes
     size_bytes: int
     owner: str
+    file: int = 0  # its number: which life of the object this is; 0: the node wrote it itself
 
 
 class ObjectFreed(Message, frozen=True):
     """Nobody needs these objects: drop the copies. From owners to nodes, and from nodes to the writing process.
 
     present: only what is there now; else a copy whose sealing is told later is meant too.
+    files: from nodes, which file each object is.
     """
 
     oids: tuple[bytes, ...]
     present: bool = False
+    files: tuple[int, ...] = ()
 
 
 class SegmentKept(Message, frozen=True):
@@ -375,6 +403,7 @@ class SegmentKept(Message, frozen=True):
 
     oid: bytes
     kept_bytes: int
+    file: int = 0
 
 
 class PoolTrimmed(Message, frozen=True):
@@ -399,11 +428,12 @@ class ObjectHere(Message, frozen=True):
 
 
 class ObjectMissing(Message, frozen=True):
-    """The object could not be had from these nodes."""
+    """The object could not be had from these nodes; silent: those of them that did not answer, and may have it."""
 
     oid: bytes
     nodes: tuple[str, ...]
     reason: str
+    silent: tuple[str, ...] = ()
 
 
 class CopyAdded(Message, frozen=True):
@@ -415,10 +445,11 @@ class CopyAdded(Message, frozen=True):
 
 
 class CopiesLost(Message, frozen=True):
-    """To the owner: these nodes do not have the object (any more)."""
+    """To the owner: these nodes do not have the object (any more); silent: those of them that did not answer."""
 
     oid: bytes
     nodes: tuple[str, ...]
+    silent: tuple[str, ...] = ()
 
 
 class ObjectAdopted(Message, frozen=True):

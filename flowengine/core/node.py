@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flowengine.collectives.ledger import Ledgers
+from flowengine.collectives.posts import Posts
+from flowengine.errors import signal_of
+
 from .commands import Command, WorkerEnded
 from .dispatch import Part, on, routes
 from .messages import (
@@ -49,10 +53,13 @@ class Node(Part):
         self.pool = Pool(self.desk)
         self.leases = Leases(self.desk, self.pool)
         self.store = Store(self.desk)
+        self.ledgers = Ledgers(self.desk)
+        self.posts = Posts(self.desk, self.store)
         self.questions = Questions(self.desk, self)
         self.counters = self.desk.counters
         self.orphans: dict[str, tuple[str, float]] = {}  # dead owner of objects here -> its driver, and until when
-        self._routes = routes(self, self.pool, self.leases, self.store, self.questions)
+        self._routes = routes(
+            self, self.pool, self.leases, self.store, self.ledgers, self.posts, self.posts.kept, self.questions)
         self._reported_s = NEVER_S
         self._report_timer = False
         self._reported: tuple[object, ...] = ()  # the capacity that the head knows
@@ -106,6 +113,8 @@ class Node(Part):
     def _tick(self, event: Tick, now: float, sender: str) -> None:
         if event.what == "beat":
             self.pool.beat(now)
+            self.posts.end_left(now)
+            self.ledgers.beat(now)
             self._end_orphans(now)
             self.desk.leases_due = True
             if not self.desk.head_up:
@@ -153,9 +162,9 @@ class Node(Part):
             return
         self.desk.processes.pop(worker.address, None)
         self.store.writer_died(worker.address)
-        self._process_gone(worker.address, worker.root, now)
+        self._process_gone(worker.address, worker.root, now, _how(account(worker, death, self.settings)))
 
-    def _process_gone(self, address: str, root: str, now: float) -> None:
+    def _process_gone(self, address: str, root: str, now: float, reason: str) -> None:
         if address in self.store.by_owner:
             # Not removed at once: who borrowed them may adopt them. When the driver ends all go.
             self.orphans[address] = (root, now + ORPHANS_KEPT * self.config.link_lost_after_s)
@@ -166,13 +175,15 @@ class Node(Part):
             del self.desk.gone[next(iter(self.desk.gone))]
         self.leases.owner_lost(address, now)
         self.store.process_gone(address, now)
+        self.posts.peer_lost(address, now)
+        self.ledgers.peer_lost(address, now, reason)
         self.questions.process_gone(address)
 
     @on(PeerLost)
     def _peer_lost(self, event: PeerLost, now: float, sender: str) -> None:
         worker = self.desk.by_address.get(event.peer)
         if worker is None:
-            self._gone(event.peer, now)
+            self._gone(event.peer, now, event.reason)
         else:
             # Most likely it is dead: its exit tells more than this, so no reason is given. The rest follows then.
             self.pool.kill(worker, "", now)
@@ -181,20 +192,21 @@ class Node(Part):
     def _goodbye(self, event: Goodbye, now: float, sender: str) -> None:
         worker = self.desk.by_address.get(sender)
         if worker is None:
-            self._gone(sender, now)
+            self._gone(sender, now, event.reason)
         else:
             self.pool.kill(worker, event.reason or "it ended on purpose", now, SIGTERM)
 
-    def _gone(self, address: str, now: float) -> None:
+    def _gone(self, address: str, now: float, reason: str) -> None:
         desk = self.desk
         if address == desk.head:
             desk.head_up = False  # nothing local stops; the beat joins again
             return
         if desk.processes.pop(address, None) is not None:
             self._driver_ended(address, now)
+            self.store.writer_died(address)  # what it gave to groups belongs to this node
             for entry in desk.others():
                 desk.out.send(entry.address, OwnerEnded(address))
-        self._process_gone(address, "", now)
+        self._process_gone(address, "", now, reason)
 
     def _driver_ended(self, driver: str, now: float) -> None:
         self.leases.root_lost(driver, now)
@@ -288,11 +300,14 @@ class Node(Part):
         desk.epoch = event.epoch
         self._learn_nodes(event.nodes, ())
         self.leases.look_again(head_is_new=True)
+        self.ledgers.head_found()
         desk.report_due = True
 
     @on(NodesChanged)
     def _nodes_changed(self, event: NodesChanged, now: float, sender: str) -> None:
         self._learn_nodes(event.nodes, event.dead)
+        self.posts.nodes_lost(event.dead, now)
+        self.ledgers.nodes_lost(event.dead, now)
         self.leases.look_again(head_is_new=False)
 
     @on(NodeFenced)
@@ -305,6 +320,14 @@ class Node(Part):
         self.desk.head_up = False
         for worker in list(self.desk.workers.values()):
             self.pool.kill(worker, "its node was declared dead and began a new life", now)
+        self.posts.clear()
+        self.ledgers.nodes_lost((self.desk.me,), now)
         self.store.clear()
         self.pool.replenish(now)
         self._join()
+
+
+def _how(death: Death) -> str:
+    """How a process ended, in words."""
+    end = f"killed by {signal_of(death.exit_code)}" if death.exit_code < 0 else f"exit code {death.exit_code}"
+    return f"{death.reason} ({end})" if death.reason else end

@@ -26,6 +26,9 @@ COUNTERS = (
     "workers_started",
     "workers_lost",
     "events_ignored",
+    "collectives_done",
+    "collectives_repaired",
+    "bytes_sent_again",
 )
 
 

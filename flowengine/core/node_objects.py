@@ -31,6 +31,7 @@ class Entry:
     doomed: bool = False  # freed or lost on purpose: it goes as soon as what runs has ended
     sealed_meanwhile: bool = False  # made here again while it was pulled or restored
     writer: str = ""  # the process that made it here; "" for a pulled copy
+    file: int = 0  # its number, if a process made it: what is freed, as another may lie there by then
     disk_bytes: int = 0
     waiters: dict[str, None] = field(default_factory=dict)  # processes that want it, in order
     nodes: dict[str, None] = field(default_factory=dict)  # where it may be pulled from
@@ -61,6 +62,11 @@ def too_large(size_bytes: int, limit_bytes: int, folder: str) -> str:
         f"an object of {mib(size_bytes)} does not fit into the store at {folder}, whose limit is {mib(limit_bytes)}; "
         "give init a larger object_store_bytes"
     )
+
+
+def disk_full(disk_bytes: int, limit_bytes: int) -> str:
+    """Why no more is spilled."""
+    return f"{mib(disk_bytes)} are spilled to disk and the limit is {mib(limit_bytes)} (spill_limit_bytes)"
 
 
 def full(size_bytes: int, limit_bytes: int, folder: str, uses: Iterable[tuple[str, int]]) -> str:

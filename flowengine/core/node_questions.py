@@ -79,13 +79,18 @@ class Questions(Part):
         if event.topic == "store":
             store = self.node.store
             return {name: getattr(store, name) for name in STORE_BYTES}
-        return {"stack": {}, "spans": [], "stash": [], "record": [], "reply": [], "explain": []}.get(event.topic)
+        if event.topic == "explain":
+            return self.node.ledgers.waits(str(event.argument))
+        return {"stack": {}, "spans": [], "stash": [], "record": [], "reply": []}.get(event.topic)
 
     @on(Answered)
     def _answered(self, event: Answered, now: float, sender: str) -> None:
         worker = self.desk.by_address.get(sender)
         if worker is not None and event.topic == "stats" and isinstance(event.content, dict):
             worker.counters = dict(event.content)  # kept for when the worker is dead
+        if event.topic == "name.claim":
+            self.node.ledgers.name_claimed(event.request, bool(event.content), now)
+            return
         question = self.open.get(event.request)
         if question is None or sender not in question.pending:
             return

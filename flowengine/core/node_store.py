@@ -13,10 +13,12 @@ from .commands import (
     RemoveObject,
     RestoreFailed,
     RestoreObject,
+    SealedInVain,
+    Send,
     SpillFailed,
     SpillObject,
 )
-from .dispatch import Part, on
+from .dispatch import on
 from .messages import (
     CopiesLost,
     CopyAdded,
@@ -27,14 +29,12 @@ from .messages import (
     ObjectMissing,
     ObjectSealed,
     ObjectWanted,
-    PoolTrimmed,
     SegmentKept,
-    SpaceAsked,
     SpaceGiven,
-    SpaceReturned,
 )
 from .node_desk import NEVER_S, Desk, Tick
-from .node_objects import Ask, Entry, full, too_large
+from .node_objects import Ask, Entry, disk_full, full, mib, too_large
+from .node_room import Room
 
 WANTED_GRACE_S = 0.5  # a reader that was told that an object is here needs this long to map it
 KEPT_S = 1.0  # an object that could not be spilled is tried again later
@@ -44,90 +44,24 @@ EARLY_FREE_S = 10.0  # an owner's free may overtake the writer's seal by so much
 EARLY_FREES_MAX = 10_000
 
 
-class Store(Part):
+class Store(Room):
     """Accounting of one host's store; laws S-1 to S-6."""
 
     def __init__(self, desk: Desk) -> None:
-        self.desk = desk
-        self.limit_bytes = desk.settings.store_limit_bytes
+        super().__init__(desk)
         self.entries: dict[bytes, Entry] = {}
         self.memory: dict[bytes, Entry] = {}  # those in memory, the one used last is at the end
         self.by_owner: dict[str, dict[bytes, None]] = {}
-        self.used_bytes = 0  # in memory, or about to be by a pull or restore, or not yet removed by the writer
-        self.granted_bytes = 0
-        self.granted: dict[str, int] = {}  # process -> bytes that it may still write
-        self.pools: dict[str, int] = {}  # writer -> bytes of its warm segments
-        self.pool_bytes = 0
-        self.trimming: dict[str, int] = {}  # writer -> bytes that it was told to give back
-        self.freeing: dict[tuple[str, bytes], int] = {}  # (writer, oid) -> bytes that the writer removes
+        self.freeing: dict[tuple[str, bytes, int], int] = {}  # (writer, oid, file) -> bytes that the writer removes
         self.leaving_bytes = 0  # part of used_bytes that is being spilled or removed
         self.disk_bytes = 0
-        self.asks: deque[Ask] = deque()  # first come, first served
         self.pulls: deque[Entry] = deque()  # that wait for one of the parallel pulls to end
         self.pulling = 0
         self.spilling = 0
-        self.progress_s = 0.0  # when room came free last
         self.disk_full_until_s = NEVER_S
         self.disk_full_reason = ""
         self.early_frees: dict[tuple[bytes, str], float] = {}  # (object, owner)
         self._timer_set = False
-
-    # --- room -------------------------------------------------------------------------------------
-
-    @on(SpaceAsked)
-    def _asked(self, event: SpaceAsked, now: float, sender: str) -> None:
-        size_bytes = event.size_bytes
-        if sender in self.desk.gone and not self.desk.is_alive(sender):
-            return
-        if not self.asks and size_bytes <= self.limit_bytes - self.used_bytes - self.granted_bytes:
-            self._grant(sender, event.request, size_bytes)
-        else:
-            self.asks.append(Ask(size_bytes, now, sender, event.request))
-
-    def _grant(self, sender: str, request: int, size_bytes: int) -> None:
-        self.granted_bytes += size_bytes
-        self.granted[sender] = self.granted.get(sender, 0) + size_bytes
-        self.desk.out.send(sender, SpaceGiven(request, True))
-        if self.pool_bytes and self.used_bytes + self.granted_bytes + self.pool_bytes > self.limit_bytes:
-            self._trim_pools(spared=sender)
-
-    def _use_grant(self, sender: str, size_bytes: int) -> None:
-        had = self.granted.get(sender, 0)
-        used = min(had, size_bytes)
-        self.granted_bytes -= used
-        if had > used:
-            self.granted[sender] = had - used
-        else:
-            self.granted.pop(sender, None)
-
-    @on(SpaceReturned)
-    def _returned(self, event: SpaceReturned, now: float, sender: str) -> None:
-        self._use_grant(sender, event.size_bytes)
-        self.progress_s = now
-
-    def _trim_pools(self, spared: str) -> None:
-        """Orders writers to give warm segments back, the largest pool first; the spared one may just reuse its own."""
-        over = self.used_bytes + self.granted_bytes + self.pool_bytes - self.limit_bytes - sum(self.trimming.values())
-        for writer in sorted(self.pools, key=lambda address: -self.pools[address]):
-            if over <= 0:
-                return
-            part = min(over, self.pools[writer] - self.trimming.get(writer, 0))
-            if writer != spared and part > 0:
-                self.trimming[writer] = self.trimming.get(writer, 0) + part
-                over -= part
-                self.desk.out.send(writer, PoolTrimmed(part))
-
-    @on(PoolTrimmed)
-    def _trimmed(self, event: PoolTrimmed, now: float, sender: str) -> None:
-        self._set_pool(sender, self.pools.get(sender, 0) - event.size_bytes)
-        self.trimming.pop(sender, None)
-
-    def _set_pool(self, writer: str, size_bytes: int) -> None:
-        self.pool_bytes += max(0, size_bytes) - self.pools.pop(writer, 0)
-        if size_bytes > 0:
-            self.pools[writer] = size_bytes
-        else:
-            self.trimming.pop(writer, None)
 
     # --- who waits for room -----------------------------------------------------------------------
 
@@ -175,7 +109,7 @@ class Store(Part):
         if self.leaving_bytes:
             return "", ""
         if now < self.disk_full_until_s:
-            return "OutOfDisk", f"no room for an object of {ask.size_bytes / 2**20:.1f} MiB: {self.disk_full_reason}"
+            return "OutOfDisk", f"no room for an object of {mib(ask.size_bytes)}: {self.disk_full_reason}"
         if now - max(ask.since_s, self.progress_s) < self.desk.config.store_full_s:
             return "", ""
         uses = (
@@ -200,8 +134,6 @@ class Store(Part):
     def _spill(self, need: int, now: float) -> None:
         """Orders to write objects to disk, the ones used longest ago first."""
         config = self.desk.config
-        if need <= 0:
-            return
         for entry in self.memory.values():
             if need <= 0 or self.spilling >= config.spill_parallel_max:
                 return
@@ -209,52 +141,60 @@ class Store(Part):
                 continue
             if config.spill_limit_bytes and self.disk_bytes + entry.size_bytes > config.spill_limit_bytes:
                 self.disk_full_until_s = now + DISK_FULL_S
-                self.disk_full_reason = (
-                    f"{self.disk_bytes / 2**20:.1f} MiB are spilled to disk and the limit is "
-                    f"{config.spill_limit_bytes / 2**20:.1f} MiB (spill_limit_bytes)"
-                )
+                self.disk_full_reason = disk_full(self.disk_bytes, config.spill_limit_bytes)
                 return
             entry.running, entry.ordered = "spill", True
             self.spilling += 1
             self.leaving_bytes += entry.size_bytes
             need -= entry.size_bytes
-            self.desk.out.add(SpillObject(entry.oid, entry.size_bytes))
+            self.desk.out.add(SpillObject(entry.oid, entry.size_bytes, entry.file))
 
     # --- objects come -----------------------------------------------------------------------------
 
+    @on(SealedInVain)
+    def _sealed_in_vain(self, event: SealedInVain, now: float, sender: str) -> None:
+        self._written(sender, event.size_bytes)
+        self._let_go(sender, event.oid, event.file)
+
+    def _let_go(self, writer: str, oid: bytes, file: int) -> None:
+        """A writer's file lies under the object's name no more: it drops its mapping, and has no room to give back."""
+        if writer in ("", self.desk.me):
+            self.desk.out.add(RemoveObject(oid, False, writer, file))
+        elif self.desk.is_alive(writer):
+            self.desk.out.send(writer, ObjectFreed((oid,), files=(file,)))
+
     @on(ObjectSealed)
     def _sealed(self, event: ObjectSealed, now: float, sender: str) -> None:
-        self._use_grant(sender, event.size_bytes)
-        if sender in self.pools:
-            # A writer does not say when it fills a warm segment again, but it prefers to.
-            self._set_pool(sender, self.pools[sender] - event.size_bytes)
+        self._written(sender, event.size_bytes)
         entry = self.entries.get(event.oid)
         if entry is None:
             entry = self.entries[event.oid] = Entry(event.oid, event.size_bytes, {})
             self._add_owner(entry, event.owner)
-        elif not self._sealed_again(entry, event, sender):
+        elif not self._sealed_again(entry, event, now, sender):
             return
-        entry.writer = sender
+        entry.writer, entry.file = sender, event.file
         self._now_in_memory(entry, event.size_bytes, now)
         if self.early_frees and now - self.early_frees.pop((event.oid, event.owner), NEVER_S) < EARLY_FREE_S:
             self._free_for(entry, event.owner)
 
-    def _sealed_again(self, entry: Entry, event: ObjectSealed, sender: str) -> bool:
+    def _sealed_again(self, entry: Entry, event: ObjectSealed, now: float, sender: str) -> bool:
         """An object that is known was made here once more; False when nothing else is to be done about it now."""
         self._add_owner(entry, event.owner)
+        if entry.writer != sender:
+            self._let_go(entry.writer, entry.oid, entry.file)
         entry.doomed = False  # it was lost and is wanted again
+        self._look_again(entry, now)
         if entry.place == "memory":
             change = event.size_bytes - entry.size_bytes
             self.used_bytes += change
             self.leaving_bytes += change if entry.running else 0
-            entry.size_bytes, entry.writer = event.size_bytes, sender
-            return False
-        if entry.ordered:
-            entry.sealed_meanwhile, entry.writer = True, sender
-            return False
-        self._unqueue(entry)
-        self._leave_disk(entry)
-        return True
+            entry.size_bytes = event.size_bytes
+        elif not entry.ordered:
+            self._unqueue(entry)
+            self._leave_disk(entry)
+            return True
+        entry.sealed_meanwhile, entry.writer, entry.file = entry.ordered, sender, event.file
+        return False
 
     def _now_in_memory(self, entry: Entry, size_bytes: int, now: float) -> None:
         entry.size_bytes = size_bytes
@@ -315,9 +255,11 @@ class Store(Part):
                 self.desk.out.send(waiter, ObjectHere(entry.oid))
             entry.waiters = {}
 
-    def _tell_missing(self, entry: Entry, nodes: tuple[str, ...], reason: str) -> None:
+    def _tell_missing(
+        self, entry: Entry, nodes: tuple[str, ...], reason: str, silent: tuple[str, ...] = ()
+    ) -> None:
         for waiter in entry.waiters:
-            self.desk.out.send(waiter, ObjectMissing(entry.oid, nodes, reason))
+            self.desk.out.send(waiter, ObjectMissing(entry.oid, nodes, reason, silent))
         entry.waiters = {}
 
     # --- what the shell reports -------------------------------------------------------------------
@@ -326,18 +268,23 @@ class Store(Part):
         entry = self.entries.get(oid)
         return entry if entry is not None and entry.running == kind and entry.ordered else None
 
-    def _spill_ended(self, entry: Entry, now: float) -> None:
+    def _spill_ended(self, entry: Entry) -> bool:
+        """Whether the object was made again meanwhile, so that what went to disk is the former one."""
         self.spilling -= 1
         self.leaving_bytes -= entry.size_bytes
+        again, entry.sealed_meanwhile = entry.sealed_meanwhile, False
         entry.running, entry.ordered = "", False
+        return again
 
     @on(ObjectSpilled)
     def _spilled(self, event: ObjectSpilled, now: float, sender: str) -> None:
         entry = self._running(event.oid, "spill")
         if entry is None:
             return
-        self._spill_ended(entry, now)
-        if event.busy:
+        again = self._spill_ended(entry)
+        if again or event.busy:
+            if not event.busy:
+                self.desk.out.add(RemoveObject(entry.oid, True))
             self._stays(entry, now)
             return
         self.progress_s = now
@@ -345,7 +292,7 @@ class Store(Part):
         self.desk.counters["bytes_spilled"] += entry.size_bytes
         del self.memory[entry.oid]
         self.used_bytes -= entry.size_bytes
-        entry.place, entry.writer, entry.disk_bytes = "disk", "", event.disk_bytes
+        entry.place, entry.writer, entry.file, entry.disk_bytes = "disk", "", 0, event.disk_bytes
         self.disk_bytes += event.disk_bytes
         if entry.doomed:
             self._drop(entry, quietly=True)
@@ -357,7 +304,7 @@ class Store(Part):
         entry = self._running(event.oid, "spill")
         if entry is None:
             return
-        self._spill_ended(entry, now)
+        self._spill_ended(entry)
         if event.disk_full:
             self.disk_full_until_s = now + DISK_FULL_S
             self.disk_full_reason = event.reason
@@ -386,10 +333,14 @@ class Store(Part):
             return
         self.desk.counters["bytes_moved"] += entry.size_bytes
         self._pull_ended()
+        self._tell_owners(entry)
+        self._arrived(entry, now)
+
+    def _tell_owners(self, entry: Entry) -> None:
+        """They know of the copy that was to be pulled, or say that it is not needed."""
         if not entry.doomed:
             for owner in entry.owners:
                 self.desk.out.send(owner, CopyAdded(entry.oid, self.desk.me))
-        self._arrived(entry, now)
 
     def _arrived(self, entry: Entry, now: float) -> None:
         """A pull or restore has ended well; its room was taken when it began."""
@@ -406,11 +357,12 @@ class Store(Part):
             return
         self._pull_ended()
         if entry.sealed_meanwhile:
+            self._tell_owners(entry)
             self._arrived(entry, now)
             return
         self.used_bytes -= entry.size_bytes
         self.progress_s = now
-        self._tell_missing(entry, event.nodes, event.reason)
+        self._tell_missing(entry, event.nodes, event.reason, event.silent)
         self._forget(entry)
 
     @on(RestoreFailed)
@@ -479,14 +431,16 @@ class Store(Part):
             self._leave_disk(entry)
         elif entry.place == "memory":
             del self.memory[entry.oid]
-            key = (entry.writer, entry.oid)
-            if entry.writer and not quietly and self.desk.is_alive(entry.writer) and key not in self.freeing:
+            key = (entry.writer, entry.oid, entry.file)
+            here = entry.writer == self.desk.me
+            if (here or (not quietly and self.desk.is_alive(entry.writer))) and key not in self.freeing:
                 self.freeing[key] = entry.size_bytes
                 self.leaving_bytes += entry.size_bytes
-                self.desk.out.send(entry.writer, ObjectFreed((entry.oid,)), lazy=not self.asks)
+                away = Send(entry.writer, ObjectFreed((entry.oid,), files=(entry.file,)), not self.asks)
+                self.desk.out.add(RemoveObject(entry.oid, False, entry.writer, entry.file) if here else away)
             else:
                 self.used_bytes -= entry.size_bytes
-                self.desk.out.add(RemoveObject(entry.oid, False))
+                self.desk.out.add(RemoveObject(entry.oid, False, entry.writer if here else "", entry.file))
         self._forget(entry)
 
     def _leave_disk(self, entry: Entry) -> None:
@@ -499,23 +453,23 @@ class Store(Part):
         del self.entries[entry.oid]
         for owner in list(entry.owners):
             self._drop_owner(entry, owner)
-        for event, sender in entry.late:
-            self._wanted(event, entry.wanted_s, sender)
+        self._look_again(entry, entry.wanted_s)
+
+    def _look_again(self, entry: Entry, now: float) -> None:
+        """What was doomed is gone, or is not doomed any more."""
+        late, entry.late = entry.late, []
+        for event, sender in late:
+            self._wanted(event, now, sender)
 
     @on(SegmentKept)
     def _kept(self, event: SegmentKept, now: float, sender: str) -> None:
-        size_bytes = self.freeing.pop((sender, event.oid), None)
+        size_bytes = self.freeing.pop((sender, event.oid, event.file), None)
         if size_bytes is None:
             return
         self.leaving_bytes -= size_bytes
         self.used_bytes -= size_bytes
         self.progress_s = now
         self._set_pool(sender, self.pools.get(sender, 0) + event.kept_bytes)
-        entry = self.entries.get(event.oid)
-        if entry is not None and entry.place == "memory":  # made again meanwhile: what was removed may be the new one
-            for owner in entry.owners:
-                self.desk.out.send(owner, CopiesLost(entry.oid, (self.desk.me,)))
-            self._lose(entry)
         if self.asks or self.used_bytes + self.granted_bytes + self.pool_bytes > self.limit_bytes:
             self._trim_pools(spared="")
 
@@ -573,8 +527,9 @@ class Store(Part):
             size_bytes = self.freeing.pop(key)
             self.leaving_bytes -= size_bytes
             self.used_bytes -= size_bytes
-            if key[1] not in self.entries:
-                self.desk.out.add(RemoveObject(key[1], False))
+            entry = self.entries.get(key[1])
+            if entry is None or entry.file != key[2]:
+                self.desk.out.add(RemoveObject(key[1], False, "", key[2]))
         for entry in list(self.entries.values()):
             entry.waiters.pop(address, None)
             if entry.late:

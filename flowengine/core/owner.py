@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from . import commands as c
 from . import messages as m
 from . import owner_state as s
@@ -21,6 +23,8 @@ from .owner_estate import EstateRules
 from .owner_heirs import HeirRules
 from .owner_leases import LeaseRules
 from .owner_makers import HANDLERS as MAKER_HANDLERS
+from .owner_promises import HANDLERS as PROMISE_HANDLERS
+from .owner_promises import PromiseRules
 from .owner_records import RecordRules
 from .owner_recovery import RecoveryRules
 from .owner_refs import RefRules
@@ -48,7 +52,7 @@ from .owner_waits import WaitRules
 
 
 class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamRules, StashRules, RecordRules,
-            DurableRules, WaitRules, StoryRules):
+            DurableRules, WaitRules, PromiseRules, StoryRules):
     """Decides; never waits, sends or reads a clock."""
 
     def handle(self, event: m.Message, now: float, sender: str = "") -> list[Any]:
@@ -60,6 +64,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
         if kind not in UNTOLD:
             self.journal.event(now, sender, event)
         HANDLERS[kind](self, event, sender)
+        if self.coming_home and sender == self.me:
+            self.come_home(event)
         return self.stash.attach(out) if self.stash.open else out
 
     # --- submission -------------------------------------------------------------------------------
@@ -67,6 +73,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
     def submitted(self, event: s.Submitted, sender: str) -> None:
         """User code called a remote function: note the lineage, queue. No waiting, no round trip."""
         spec = event.spec
+        if spec.actor is not None and self.called_at_once(spec):
+            return
         if spec.life is not None and spec.driver:
             self.make_elsewhere(event)
             return
@@ -121,6 +129,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
 
     def look_at_inputs(self, task: Task) -> None:
         """A WAITING task: count what is missing; go on when nothing is, end badly when an input is an error."""
+        if task.spec.enough:
+            self.choose_inputs(task)
         missing = []
         for obj in task.inputs:
             if obj.value is None:
@@ -140,7 +150,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
             task.step(INPUTS_CAME)
             self.push(lease, task)
             return
-        task.missing = len(missing)
+        task.missing = len(missing) if not task.spec.enough else task.spec.enough + len(missing) - len(task.inputs)
         for obj in missing:
             if obj.dependents is None:
                 obj.dependents = [task]
@@ -148,21 +158,40 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
                 obj.dependents.append(task)
         self.want(missing)
 
+    def choose_inputs(self, task: Task) -> None:
+        """When enough inputs are there the task is one of these alone, however often it runs."""
+        spec = task.spec
+        chosen = [index for index, obj in enumerate(task.inputs) if obj.value is not None][: spec.enough]
+        if len(chosen) < spec.enough:
+            return
+        inputs = task.inputs
+        task.spec = msgspec.structs.replace(spec, deps=tuple([spec.deps[index] for index in chosen]), enough=0)
+        task.inputs = [inputs[index] for index in chosen]
+        taken = dict.fromkeys(chosen)
+        for index, obj in enumerate(inputs):
+            if index not in taken:
+                if obj.dependents is not None:
+                    obj.dependents = [other for other in obj.dependents if other is not task] or None
+                obj.pins -= 1
+                self.release(obj)
+
     # --- the end of an attempt --------------------------------------------------------------------
 
-    def current(self, task_id: bytes, attempt: int) -> Task | None:
+    def current(self, task_id: bytes, attempt: int, sender: str = "") -> Task | None:
         """The task, if this attempt is the one that counts; the one place that decides what is stale."""
         task = self.tasks.get(task_id)
-        if task is None or task.attempt != attempt or task.state is not SENT:
+        if task is None or task.attempt != attempt or task.state is not SENT or sender in self.stash.fenced:
             self.counters["stale_messages"] += 1
             return None
         return task
 
     def task_done(self, event: m.TaskDone, sender: str) -> None:
         """An attempt ended well."""
-        task = self.current(event.task, event.attempt) if sender not in self.stash.fenced else None
+        task = self.current(event.task, event.attempt, sender)
         if task is None:
             self.drop_values(event.task, event.values)
+            return
+        if task.spec.actor is not None and self.answered_shortly(task, event, sender):
             return
         self.ran(task, event.began_us, event.run_us, "done")
         self.left_lease(task, event.run_us)
@@ -173,7 +202,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
             self.holds(task, event.held, sender)
         if not task.wanted:
             self.drop_values(event.task, event.values)
-            self.end_badly(task, m.Failed(task.why_unwanted, "cancelled"))
+            self.end_badly(task, task.why_unwanted)
             return
         if event.recorded:
             task.recorded = {(kind, number): payload for kind, number, payload in event.recorded}
@@ -268,7 +297,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
 
     def task_failed(self, event: m.TaskFailed, sender: str) -> None:
         """An attempt ended with an error; some kinds are not the task's fault and cost nothing."""
-        task = self.current(event.task, event.attempt)
+        task = self.current(event.task, event.attempt, sender)
         if task is None:
             return
         self.ran(task, event.began_us, event.run_us, event.kind)
@@ -278,7 +307,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
         if task.spec.actor is not None and event.kind in ("cancelled", "timeout"):
             self.call_cut_short(task)
         if not task.wanted:
-            self.end_badly(task, m.Failed(task.why_unwanted, "cancelled"))
+            self.end_badly(task, task.why_unwanted)
         elif event.kind == "cancelled" and task.spec.actor is None:  # and wanted again meanwhile
             self.try_again(task)
         elif event.kind == "args":
@@ -300,7 +329,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
         """The attempt is over, the wish is not."""
         task.step(Step.TRY_AGAIN)
         if not task.wanted:
-            self.end_badly(task, m.Failed(task.why_unwanted, "cancelled"))
+            self.end_badly(task, task.why_unwanted)
             return
         self.look_at_inputs(task)
 
@@ -342,6 +371,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
             return
         obj.value = value
         obj.gone_bytes = -1
+        if self.expected:
+            self.expected.pop(obj.oid, None)
         if obj.strays is not None:
             self.drop_strays(obj)
         if type(value) is m.Inline and not obj.owner:
@@ -353,9 +384,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
             for waiter in waiters:
                 self.one_less(waiter)
         if obj.watchers is not None:
-            watchers, obj.watchers = obj.watchers, None
-            for to in watchers:
-                self.send(to, m.ObjectReady(obj.oid, value))
+            self.answer_watchers(obj, value)
         if obj.fetchers is not None:
             self.wake_fetchers(obj)
         if obj.dependents is not None:
@@ -371,7 +400,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
         assert old is not None
         if type(old) is m.Failed or type(value) is m.Failed or obj.owner or not (old.contained or value.contained):
             if type(old) is m.Stored and type(value) is m.Stored and not obj.owner:
-                obj.value = m.Stored(old.size_bytes, tuple(dict.fromkeys((*old.nodes, *value.nodes))), old.contained)
+                nodes = tuple(dict.fromkeys((*old.nodes, *value.nodes)))
+                obj.value = m.Stored(old.size_bytes, nodes, old.contained, old.array)
             elif not obj.owner:
                 self.refuse(obj.oid, value)
             return False
@@ -465,10 +495,10 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
     def cancel(self, task: Task, force: bool, recursive: bool, again: bool = False) -> None:
         if task.state in ENDED:
             return
-        task.why_unwanted = self.cancelled_error(task, force)
+        task.why_unwanted = self.cancelled_error(task, force, again)
         if task.state is not SENT:
             if not self.actor_cancelled(task):
-                self.end_later(task, m.Failed(task.why_unwanted, "cancelled"))
+                self.end_later(task, task.why_unwanted)
             return
         task.wanted = False
         task.forced = task.forced or force
@@ -532,6 +562,7 @@ HANDLERS: dict[type[Any], Callable[[Owner, Any, str], None]] = {
     m.PeerLost: Owner.peer_lost,
     m.NodesChanged: Owner.nodes_changed,
     m.CopiesLost: Owner.copies_lost_told,
+    s.CopySought: Owner.copy_sought,
     s.LoseAsked: Owner.lose_asked,
     m.LoseObject: Owner.lose_object,
     s.ParentBegan: Owner.parent_began,
@@ -541,6 +572,7 @@ HANDLERS: dict[type[Any], Callable[[Owner, Any, str], None]] = {
     **ACTOR_HANDLERS,
     **DURABLE_HANDLERS,
     **MAKER_HANDLERS,
+    **PROMISE_HANDLERS,
     **STASH_HANDLERS,
     **ESTATE_HANDLERS,
     **WAIT_HANDLERS,

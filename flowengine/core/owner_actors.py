@@ -236,7 +236,7 @@ class ActorRules(CallRules):
         made = self.made.get(task.spec.id)
         if made is None:
             return False
-        self.actor_ends(made, task.why_unwanted)
+        self.actor_ends(made, task.why_unwanted.error)
         return True
 
     def actor_unneeded(self, task: Task) -> bool:
@@ -246,7 +246,7 @@ class ActorRules(CallRules):
         if made is None or (life is not None and life.detached) or self.awaits_maker(made):
             return False
         actor = task.results[0]
-        if actor.lineage and not Trial(self).ends(actor):
+        if (actor.lineage or actor.pins) and not Trial(self).ends(actor):
             self.look_later(made)
             return False
         made.ending = UNNEEDED
@@ -254,8 +254,14 @@ class ActorRules(CallRules):
         self.forget_actor(task.spec.id)
         return True
 
+    def actor_pinned(self, task: Task) -> None:
+        """No handle of the actor is left here; what pins it may be there for the actor alone."""
+        made = self.made.get(task.spec.id)
+        if made is not None and made.state != "dead":
+            self.look_later(made)
+
     def look_later(self, made: Made) -> None:
-        """Only the lineage of results holds the actor: what holds those is not told here."""
+        """Only what is kept for a repetition may hold the actor: what holds that is not told here."""
         if not made.looking:
             made.looking = True
             self.out.append(c.SetTimer(LOOK_S, s.ActorLooked(made.task.spec.id)))
@@ -263,9 +269,14 @@ class ActorRules(CallRules):
     def actor_looked(self, event: s.ActorLooked, sender: str) -> None:
         """Timer: does anybody need the actor?"""
         made = self.made.get(event.actor)
-        if made is not None:
-            made.looking = False
-            self.release(made.task.results[0])
+        if made is None:
+            return
+        made.looking = False
+        actor = made.task.results[0]
+        if actor.pins > 0 and made.state != "dead" and actor.local <= 0 and not self.is_borrowed(actor):
+            self.actor_unneeded(made.task)
+        else:
+            self.release(actor)
 
     def forget_actor(self, actor: bytes) -> None:
         """No handle of an actor that was made here is left."""

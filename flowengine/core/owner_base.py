@@ -102,12 +102,16 @@ class OwnerBase(ABC):
         self.objects: dict[bytes, Obj] = {}
         self.waiters: dict[int, Waiter] = {}
         self.long_waits: dict[int, LongWait] = {}
-        self.expected: dict[bytes, None] = {}  # objects that an actor's replay here has yet to own again
+        self.expected: dict[bytes, None] = {}  # objects that code which runs here again has yet to own again
+        self.orphans: dict[bytes, str] = {}  # objects that we adopted, with values -> the owner that died
+        self.asked_of: dict[bytes, str] = {}  # wards -> the worker whose run of their parent may bring them
+        self.promised: dict[bytes, None] = {}  # objects that will have a value here though no task makes them
         self.circles: dict[int, str] = {}  # waits that were broken since they would never have ended
         self.unannounced: dict[bytes, Obj] = {}  # borrowed, and the owner does not know about us yet
         self.borrowed_by: dict[str, dict[bytes, Obj]] = {}  # borrower -> objects of ours that it holds
         self.unconfirmed: dict[tuple[str, bytes], list[Task]] = {}  # (owner, object): tasks that hold it until then
         self.fetch_errors: dict[bytes, str] = {}
+        self.sought: dict[bytes, None] = {}  # objects of ours whose last copy is on a node that was silent
         # slots
         self.queues: dict[QueueKey, Queue] = {}
         self.leases: dict[tuple[str, int], Lease] = {}  # by node and number
@@ -115,15 +119,7 @@ class OwnerBase(ABC):
         self.sent_functions: dict[str, dict[bytes, None]] = {}  # by worker
         self.pipeline_us_max = int(config.pipeline_s_max * 1e6)
         self.parked: dict[tuple[QueueKey, str], Demand] = {}  # at nodes that were declared dead, and may come back
-        # actors
-        self.made: dict[bytes, Made] = {}  # those that were made here
-        self.targets: dict[bytes, Target] = {}  # those that are called from here
-        self.seqs_before: dict[tuple[bytes, bytes], int] = {}  # numbers used before a checkpoint: actor, caller
-        self.tops: dict[bytes, dict[bytes, None]] = {}  # our tasks and actors -> actors that were made below them
-        self.unheard: dict[bytes, str] = {}  # actors that were made here -> the driver that has yet to note each
-        self.held_back: list[c.Send] = []  # until it has
-        self.gated = False  # some of this is there, so what is sent passes gate()
-        self.going_home: list[Obj] = []  # what goes to its owner inside of a value: it is held until that has left
+        self.know_no_actors()
         # logs
         self.stash = Stash(
             config.stash_flush_s, config.stash_bytes_max, config.stash_holders_max, config.calls_ahead_max,
@@ -141,6 +137,18 @@ class OwnerBase(ABC):
         self.past = Past()
         self.keeps_records = False  # what fails is to be written to a file
 
+    def know_no_actors(self) -> None:
+        """What is known of actors, and of what they take along, before there are any."""
+        self.made: dict[bytes, Made] = {}  # those that were made here
+        self.targets: dict[bytes, Target] = {}  # those that are called from here
+        self.seqs_before: dict[tuple[bytes, bytes], int] = {}  # numbers used before a checkpoint: actor, caller
+        self.tops: dict[bytes, dict[bytes, None]] = {}  # our tasks and actors -> actors that were made below them
+        self.unheard: dict[bytes, str] = {}  # actors that were made here -> the driver that has yet to note each
+        self.held_back: list[c.Send] = []  # until it has
+        self.gated = False  # some of this is there, so what is sent passes gate()
+        self.going_home: list[Obj] = []  # what goes to its owner inside of a value: it is held until that has left
+        self.coming_home: list[bytes] = []  # what we own and give to ourselves inside of a value: until that has come
+
     def send(self, to: str, message: m.Message, lazy: bool = False) -> None:
         """Order a message to another process."""
         self.out.append(c.Send(to, message, lazy))
@@ -153,7 +161,7 @@ class OwnerBase(ABC):
     # --- tasks ---
 
     @abstractmethod
-    def current(self, task_id: bytes, attempt: int) -> Task | None:
+    def current(self, task_id: bytes, attempt: int, sender: str = "") -> Task | None:
         """The task, if this attempt is the one that counts."""
 
     @abstractmethod
@@ -193,12 +201,28 @@ class OwnerBase(ABC):
         """Some other process holds it."""
 
     @abstractmethod
+    def brought_again(self, obj: Obj) -> Task | None:
+        """Our task below which code runs again that will bring the argument of an actor anew."""
+
+    @abstractmethod
+    def contains(self, outer: Obj, refs: tuple[m.RefTo, ...], sender: str) -> None:
+        """Our object holds references."""
+
+    @abstractmethod
     def ref_found(self, event: RefFound, sender: str) -> None:
         """A reference came from where nobody introduced us."""
 
     @abstractmethod
     def refs_dropped(self, event: RefsDropped, sender: str) -> None:
         """ObjectRef instances are gone."""
+
+    @abstractmethod
+    def bring_from_run(self, task: Task, worker: str) -> None:
+        """The code that is to run there may make anew what its dead run owned."""
+
+    @abstractmethod
+    def turn_to(self, obj: Obj, ref: m.RefTo) -> None:
+        """The borrowed object has a new owner."""
 
     @abstractmethod
     def bring_wards(self, task: Task, settled: bool) -> None:
@@ -214,7 +238,7 @@ class OwnerBase(ABC):
 
     @abstractmethod
     def asked_as_heir(self, event: m.HeirAsked, sender: str) -> Obj | None:
-        """We are the next incarnation of an actor; with its name the object may still come."""
+        """Code runs here again that made the object, or is about to."""
 
     @abstractmethod
     def set_value(self, obj: Obj, value: m.Value, sender: str) -> None:
@@ -377,6 +401,10 @@ class OwnerBase(ABC):
         """Whether the cancelled task is an actor, which ends before it began."""
 
     @abstractmethod
+    def actor_pinned(self, task: Task) -> None:
+        """No handle of the actor is left here; what pins it may be there for the actor alone."""
+
+    @abstractmethod
     def actor_unneeded(self, task: Task) -> bool:
         """No handle and no call is left: the actor ends, unless it is detached."""
 
@@ -477,8 +505,12 @@ class OwnerBase(ABC):
         """An item of a stream that still runs was lost."""
 
     @abstractmethod
-    def copies_lost(self, obj: Obj, nodes: tuple[str, ...]) -> None:
+    def copies_lost(self, obj: Obj, nodes: tuple[str, ...], silent: tuple[str, ...] = ()) -> None:
         """These nodes do not have the object."""
+
+    @abstractmethod
+    def answer_watchers(self, obj: Obj, value: m.Value) -> None:
+        """Whoever asked for the value gets it."""
 
     @abstractmethod
     def owner_died(self, obj: Obj) -> None:

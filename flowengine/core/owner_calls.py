@@ -14,9 +14,9 @@ from ..errors import ActorDied, pack_error
 from . import commands as c
 from . import messages as m
 from . import owner_state as s
-from .ids import task_of
+from .ids import TASK_ID_BYTES, object_id, task_of
 from .owner_base import OwnerBase
-from .owner_state import ENDED, FAILED, PUSHED, READY, SENT, Line, Target, Task
+from .owner_state import ENDED, ENDED_WELL, FAILED, PUSHED, READY, SENT, Line, Obj, QueueKey, Target, Task
 
 
 class CallRules(OwnerBase):
@@ -89,11 +89,18 @@ class CallRules(OwnerBase):
         """A task is done and will not run again, so its calls must outlive this process before its result is known."""
         for target in list(self.targets.values()):
             if caller in target.lines:
+                target.lines[caller].over = True
                 for key in self.hand_over(target, caller):
                     task = target.sent.pop(key)
                     target.seqs.pop(task.spec.id, None)
                     if isinstance(task, Task):
                         self.call_covered(task)
+
+    def keep_late(self, target: Target, task: Task) -> None:
+        """A call goes out whose caller has ended: with this process nobody would send it again."""
+        if target.recovery == "exactly_once" and target.owner != self.me:
+            self.exported(s.Exported(refs_of(task.spec), target.owner), "")
+            self.send(target.owner, m.CallsKept(target.actor, (kept_call(task, target.seqs[task.spec.id]),), True))
 
     def hand_over(self, target: Target, caller: bytes = b"", bare: bool = True) -> list[tuple[bytes, int]]:
         """We will not send these calls again: the actor's owner keeps them until a checkpoint covers them.
@@ -197,7 +204,7 @@ class CallRules(OwnerBase):
         for target in self.targets.values():
             line = target.lines.get(caller)
             if line is not None:
-                line.next_seq = 0
+                line.next_seq, line.over = 0, False
 
     def forget_numbers(self, caller: bytes) -> None:
         """The caller calls no more, or from the beginning."""
@@ -209,6 +216,29 @@ class CallRules(OwnerBase):
         ref = task.spec.actor
         assert ref is not None
         self.known(ref).pins += 1
+
+    def called_at_once(self, spec: m.TaskSpec) -> bool:
+        """Send a call without references, when its actor takes calls and none is ahead of it: most are such."""
+        ref, call, caller = spec.actor, spec.id, spec.caller_key
+        target = self.targets.get(ref.oid[:TASK_ID_BYTES]) if ref is not None else None
+        if target is None or target.state != "alive" or spec.num_returns != 1 or spec.nested or inputs_of(spec):
+            return False
+        line = target.lines.get(caller)
+        oid = object_id(call, 0)
+        if line is None or line.waiting or line.over or self.left_children:
+            return False
+        seq = line.next_seq
+        if oid in self.objects or call in self.tasks or (caller, seq) in target.sent:
+            return False  # its caller runs again in this process
+        target.seqs[call], line.next_seq = seq, seq + 1
+        obj = self.objects[oid] = Obj(oid, local=1)
+        task = Task(spec, NO_SLOT, (obj,), (), (), SENT, 1, submitted_at=self.now)
+        obj.task = self.tasks[call] = target.sent[caller, seq] = task
+        self.counters["tasks_submitted"] += 1
+        self.hold_actor(task)
+        self.out.append(c.Send(target.worker, m.PushTask(spec, 1, 0, seq=seq), target.open > 0))
+        target.open += 1
+        return True
 
     def called(self, task: Task) -> None:
         """User code calls a method: in the order of submission, behind the other calls of this caller."""
@@ -243,6 +273,8 @@ class CallRules(OwnerBase):
                 return
             line.waiting.popleft()
             self.push_call(target, task)
+            if line.over:
+                self.keep_late(target, task)
 
     def give_number_back(self, target: Target, line: Line, task: Task) -> None:
         """A call that ended before it was sent (cancelled, a failed input): the actor must not wait for its number."""
@@ -303,6 +335,8 @@ class CallRules(OwnerBase):
         fresh = event.incarnation != target.incarnation
         if fresh:
             target.open = 0
+        if target.worker and event.worker != target.worker and event.recovery == "exactly_once":
+            self.stash.fence_off(target.worker)  # a late reply would be taken for one of the next incarnation
         target.incarnation, target.state, target.worker = event.incarnation, event.state, event.worker
         target.recovery, target.error = event.recovery, event.error
         if event.state == "dead":
@@ -367,10 +401,8 @@ class CallRules(OwnerBase):
         if target is None or line is None:
             return
         line.covered = max(line.covered, event.seq)
-        gone = []
-        for key in target.sent:
-            if key[0] == event.caller_key and key[1] <= event.seq:
-                gone.append(key)
+        caller, last = event.caller_key, event.seq
+        gone = [key for key in target.sent if key[1] <= last and key[0] == caller]
         for key in gone:
             task = target.sent[key]
             if isinstance(task, Task) and task.state is SENT:
@@ -383,6 +415,24 @@ class CallRules(OwnerBase):
     def call_covered(self, task: Task) -> None:
         if task.pinned and not task.unconfirmed and task.state in ENDED:
             self.unpin_task(task)
+
+    def answered_shortly(self, task: Task, done: m.TaskDone, sender: str) -> bool:
+        """Take the reply of a call, when that is one small value without references: most are such."""
+        if task.stream is not None or task.wards or task.claimed is not None or not task.wanted:
+            return False
+        if done.held or done.recorded or len(done.values) != 1 or len(task.results) != 1:
+            return False
+        value = done.values[0]
+        if type(value) is not m.Inline or value.contained:
+            return False
+        self.counters["calls_executed"] += 1
+        if done.place and task.spec.actor is not None:
+            self.hear_place(task.spec.actor, done.place, sender)
+        task.step(ENDED_WELL)
+        self.set_value(task.results[0], value, sender)
+        task.children = None
+        self.call_settled(task)
+        return True
 
     def call_settled(self, task: Task) -> None:
         """A call has its reply: its inputs are held until a checkpoint covers it."""
@@ -462,6 +512,7 @@ class CallRules(OwnerBase):
 
 
 PENDING = m.Pending()
+NO_SLOT: QueueKey = ((), ())
 
 
 def kept_call(task: Task, seq: int) -> m.PushTask:

@@ -50,7 +50,7 @@ class Trial:
         return actor.oid not in known
 
     def look(self, obj: Obj) -> list[Obj]:
-        """Count what the object holds; gives that, and results that hold the same."""
+        """Count what the object holds; gives that, and what else holds the same lineage."""
         pinned, lineage = list(self.pinned_by(obj)), list(self.lineage_of(obj))
         for inner in pinned:
             self.holds.setdefault(inner.oid, Hold()).pins += 1
@@ -60,7 +60,7 @@ class Trial:
         self.tasks[task.spec.id] = None
         for inner in lineage:
             self.holds.setdefault(inner.oid, Hold()).lineage += 1
-        return [*pinned, *lineage, *results_of(task)]
+        return [*pinned, *lineage, *self.holders(task)]
 
     def is_held(self, obj: Obj) -> bool:
         """Whether something else holds the object."""
@@ -69,13 +69,18 @@ class Trial:
         return obj.local > 0 or borrowed or obj.pins > hold.pins or obj.lineage > hold.lineage
 
     def pinned_by(self, obj: Obj) -> Iterator[Obj]:
-        """References inside of the object's value, its container; if it is an actor, inputs of its calls."""
+        """References inside of the object's value, its container; inputs of an actor and of its calls."""
         objects, name = self.owner.objects, obj.oid[:TASK_ID_BYTES]
         if obj.value is not None and not obj.owner:
             yield from (objects[ref.oid] for ref in obj.value.contained if ref.oid in objects)
         if obj.via is not None:
             yield obj.via
         made, target = self.owner.made.get(name), self.owner.targets.get(name)
+        if made is not None and made.task.pinned:
+            yield from (*made.task.inputs, *made.task.nested)
+        for state in (made.checkpoint, made.fallback) if made is not None else ():
+            if state is not None:
+                yield from (objects[ref.oid] for ref in state.value.contained if ref.oid in objects)
         for push in made.kept_calls.values() if made is not None else ():
             yield from (objects[ref.oid] for ref in held_by(push) if ref.oid in objects)
         for task in target.sent.values() if target is not None else ():
@@ -83,12 +88,12 @@ class Trial:
                 yield from (*task.inputs, *task.nested)
 
     def lineage_of(self, obj: Obj) -> tuple[Obj, ...]:
-        """What the task of the object would need to run again."""
+        """What the task that would bring the object would need to run again."""
         task = obj.task
-        return (*task.inputs, *task.nested) if task is not None and not obj.owner and task.lineage else ()
+        return (*task.inputs, *task.nested) if task is not None and task.lineage else ()
 
-
-def results_of(task: Task) -> list[Obj]:
-    """The task's results that are alive."""
-    results = task.results if task.stream is None else task.stream.items.values()
-    return [obj for obj in results if obj.task is task]
+    def holders(self, task: Task) -> list[Obj]:
+        """Results of the task that are alive, and others' objects that it would bring again."""
+        results = task.results if task.stream is None else task.stream.items.values()
+        wards = self.owner.objects.values() if task.wards else ()
+        return [obj for obj in (*results, *wards) if obj.task is task]

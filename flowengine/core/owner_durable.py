@@ -131,6 +131,8 @@ class DurableRules(OwnerBase):
         if copy is not None:
             copy.restoring = False
         if obj is None or obj.value is not None:
+            if not event.reason:  # nobody needs it any more, or it was made again meanwhile
+                self.refuse(event.oid, m.Stored(0, (event.node,)))
             return
         if event.reason and obj.task is not None:
             obj.durable = False

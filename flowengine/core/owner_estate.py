@@ -217,14 +217,14 @@ class EstateRules(MakerRules):
             self.bring_wards(made.task, True)
 
     def asked_as_heir(self, event: m.HeirAsked, sender: str) -> Obj | None:
-        """We are the next incarnation of an actor; with its name the object may still come."""
+        """Code runs here again that made the object, or is about to; with its name the object may still come."""
         obj = self.objects.get(event.oid)
-        if obj is None and event.parent in self.parents:
+        if obj is None and event.parent:
             obj = self.objects[event.oid] = Obj(event.oid)
             self.expected[event.oid] = None
         elif obj is not None and not event.parent:
             self.expected.pop(event.oid, None)
-            if obj.value is None and (obj.task is None or obj.owner == sender):
+            if obj.value is None and (obj.task is None or obj.owner == sender) and obj.oid not in self.promised:
                 obj.owner = ""
                 self.set_value(obj, self.lost_error(obj, "the process that owned it died and left no value of it"), "")
         return obj

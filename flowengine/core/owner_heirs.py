@@ -19,16 +19,21 @@ class HeirRules(OwnerBase):
         if type(value) is m.Stored and all(node in self.dead for node in value.nodes):
             obj.value = value = None
         if value is not None and not value.contained:
+            self.orphans[obj.oid] = obj.owner
             self.adopt(obj)
             return
         # What a value refers to may have been freed when the container's owner died: it has to be made again.
         heir, _, parent = obj.heir.partition(" ")
         if obj.task is None and heir == self.me and bytes.fromhex(parent) in self.tasks:
             self.ward(obj, self.tasks[bytes.fromhex(parent)])
-            self.bring_to(obj)
+        elif obj.task is None and value is None and (not heir or heir in self.dead):
+            top = self.brought_again(obj)
+            if top is not None:
+                self.ward(obj, top)
         if obj.task is not None and obj.task.state is not State.FAILED:
             obj.value = None
             obj.watched = False
+            self.bring_to(obj)
             if obj.task.state is State.DONE and self.is_awaited(obj):
                 self.begin_rebuild(obj.task)
         elif heir and heir != self.me and heir not in self.dead:
@@ -51,6 +56,13 @@ class HeirRules(OwnerBase):
             self.set_value(obj, self.lost_error(obj, "the process that owned it died and left no value of it"), "")
             self.leave_via(obj)
 
+    def brought_again(self, obj: Obj) -> Task | None:
+        """Our task below which code runs again that made an actor with this argument, and will bring it anew."""
+        for made in self.made.values():
+            if made.top not in self.made and any(one is obj for one in (*made.task.inputs, *made.task.nested)):
+                return self.tasks.get(made.top) if self.awaits_maker(made) else None
+        return None
+
     def ward(self, obj: Obj, task: Task) -> None:
         """The task would bring the borrowed object again if its owner died."""
         if obj.task is None:
@@ -60,6 +72,7 @@ class HeirRules(OwnerBase):
     def unward(self, obj: Obj) -> Task | None:
         """The object does not need its parent task any more; gives the task."""
         task, obj.task = obj.task, None
+        self.asked_of.pop(obj.oid, None)
         if task is not None:
             task.wards -= 1
         return task
@@ -78,10 +91,29 @@ class HeirRules(OwnerBase):
         self.send(sender, m.BorrowConfirmed(event.oid, 0 if obj is None else 1))
 
     def bring_to(self, obj: Obj) -> None:
-        """A ward of an actor that is back already."""
-        made = self.made.get(obj.task.spec.id) if obj.task is not None else None
+        """A ward of an actor that is back already, or of a task that runs again."""
+        task = obj.task
+        made = self.made.get(task.spec.id) if task is not None else None
         if made is not None:
             self.bring_wards(made.task, made.settled)
+        elif task is not None and task.state is State.SENT and task.lease is not None:
+            self.ask_run(obj, task, task.lease.worker)
+
+    def bring_from_run(self, task: Task, worker: str) -> None:
+        """The code that is to run there may make anew what its dead run owned."""
+        for obj in self.wards_of(task):
+            self.ask_run(obj, task, worker)
+
+    def ask_run(self, obj: Obj, task: Task, worker: str) -> None:
+        """The parent may wait for whoever waits for the object: so it is asked for before the parent has ended."""
+        if worker in self.dead or worker == self.me:
+            return
+        if obj.owner in self.dead or self.asked_of.get(obj.oid) == obj.owner:
+            self.turn_to(obj, m.RefTo(obj.oid, worker, obj.heir))
+            self.asked_of[obj.oid] = worker
+            self.send(worker, m.HeirAsked(obj.oid, worker, task.spec.id))
+            if self.is_awaited(obj):
+                self.want([obj])
 
     def wards_of(self, task: Task) -> list[Obj]:
         """Borrowed objects that wait for the task to bring a new owner."""
@@ -97,25 +129,28 @@ class HeirRules(OwnerBase):
             ref = named.get(obj.oid)
             owner = worker if ref is None else ref.owner
             # When the worker itself believes a dead owner to be alive, a later run has to bring a better one.
-            if obj.owner in self.dead and owner not in self.dead and owner != self.me:
-                obj.owner = owner
-                obj.heir = obj.heir if ref is None else ref.heir
-                obj.watched = False
-                obj.introduced = 0
+            is_open = obj.owner in self.dead or self.asked_of.pop(obj.oid, "") == obj.owner
+            if is_open and owner not in self.dead and owner != self.me:
+                if owner != obj.owner:
+                    self.turn_to(obj, m.RefTo(obj.oid, owner, obj.heir if ref is None else ref.heir))
                 self.send(owner, m.HeirAsked(obj.oid, owner, b""))
-                if self.is_awaited(obj):
-                    self.want([obj])
+            if obj.owner not in self.dead and self.is_awaited(obj):
+                self.want([obj])
 
     def adopt(self, obj: Obj) -> None:
         """The object is ours now; without lineage, since its maker's is gone."""
         self.unannounced.pop(obj.oid, None)
-        obj.owner = ""
+        was_theirs, obj.owner = bool(obj.owner), ""
         obj.introduced = 0
         obj.watched = False
         task = self.unward(obj)
         if type(obj.value) is m.Stored:
             for node in obj.value.nodes:
                 self.send(node, m.ObjectAdopted(obj.oid, self.me))
+        if was_theirs and obj.value is not None:
+            self.contains(obj, obj.value.contained, "")
+            for ref in obj.value.contained:  # their owners know of the dead owner alone
+                self.ref_found(s.RefFound(ref.oid), "")
         self.leave_via(obj)
         self.release(obj)
         if task is not None:
@@ -172,7 +207,7 @@ class HeirRules(OwnerBase):
                 self.drop_lineage_of_inputs(task)
             self.erase(task)
             return False
-        task.wanted, task.why_unwanted = True, b""  # it may be about to be cancelled for the earlier run
+        task.wanted, task.why_unwanted = True, s.WANTED  # it may be about to be cancelled for the earlier run
         for index, old in enumerate(task.results):
             obj = self.objects.get(old.oid)
             if obj is None:

@@ -102,7 +102,8 @@ class LeaseRules(OwnerBase):
         """The worker on which all missing inputs are under way, if it takes more."""
         maker = missing[0].task
         lease = maker.lease if maker is not None else None
-        if lease is None or not lease.open or lease.queue.key != task.key or task.spec.actor is not None:
+        spec = task.spec
+        if lease is None or not lease.open or lease.queue.key != task.key or spec.actor is not None or spec.enough:
             return None
         for obj in missing:
             if obj.owner or obj.task is None or obj.task.lease is not lease:
@@ -128,6 +129,8 @@ class LeaseRules(OwnerBase):
         first = task.attempt == 1 and spec.life is None
         message = m.PushTask(spec, 1, lease.id, values) if first else self.push_again(lease, task, values)
         self.out.append(c.Send(lease.worker, message, not idle))
+        if task.wards and spec.life is None:
+            self.bring_from_run(task, lease.worker)
         rotation = lease.queue.rotation
         if not self.takes_more(lease):
             lease.open = False

@@ -19,7 +19,7 @@ from . import owner_state as s
 from .ids import object_id
 from .owner_actors import ActorRules
 from .owner_calls import PENDING, refs_of
-from .owner_state import ENDED, Made, Obj, Parent, State, Task
+from .owner_state import ENDED, Made, Obj, Parent, Task
 
 
 class MakerRules(ActorRules):
@@ -85,7 +85,12 @@ class MakerRules(ActorRules):
         self.exported(event, sender)
         for ref in event.refs:
             obj = self.objects.get(ref.oid)
-            if ref.owner == event.to and obj is not None and obj.owner == event.to:
+            if ref.owner != event.to or obj is None:
+                continue
+            if event.to == self.me and not obj.owner:
+                obj.pins += 1
+                self.coming_home.append(ref.oid)
+            elif obj.owner == event.to:
                 obj.pins += 1
                 self.going_home.append(obj)
                 self.gated = True
@@ -100,6 +105,18 @@ class MakerRules(ActorRules):
                 leaving = [obj for obj in self.going_home if obj.oid in gone or kind in FAILING]
                 self.stay_no_longer(leaving)
         return self.stash.attach(self.out)
+
+    def come_home(self, event: Any) -> None:
+        """A message to ourselves has come: what was in it is held by what it was in, and nothing for what failed."""
+        kind = type(event)
+        if kind not in CARRYING:
+            return
+        for oid in self.coming_home[:] if kind in FAILING else [ref.oid for ref in refs_in(event)]:
+            if oid in self.coming_home:
+                self.coming_home.remove(oid)
+                obj = self.objects[oid]
+                obj.pins -= 1
+                self.release(obj)
 
     def stay_no_longer(self, leaving: list[Obj]) -> None:
         """These are not held for a value any more."""
@@ -128,7 +145,7 @@ class MakerRules(ActorRules):
         made = self.made.get(spec.id)
         if made is None or made.unmade:
             made = self.take_actor(event)
-        elif made.task.state is State.WAITING:
+        elif any(obj.owner and obj.value is None for obj in (*made.task.inputs, *made.task.nested)):
             self.let_inputs_go(self.bring(event))  # those that were lost may have new owners
         else:
             self.take_leave(refs_of(spec))

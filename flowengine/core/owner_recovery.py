@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from ..errors import ObjectLost, TaskCancelled, TaskTimeout, WorkerCrashed, pack_error
 from ..recovery.lineage import closure
+from . import commands as c
 from . import messages as m
 from . import owner_state as s
-from .ids import TASK_ID_BYTES, short
+from .ids import TASK_ID_BYTES, object_id, short
 from .owner_base import OwnerBase
 from .owner_state import Obj, State, Step, Task
 
 DEAD_REMEMBERED_MAX = 10_000
+SEEK_S = 0.5  # between looks for the last copy of what nobody can make again
 
 
 class RecoveryRules(OwnerBase):
@@ -52,7 +54,7 @@ class RecoveryRules(OwnerBase):
     def crashed(self, task: Task, death: m.Death) -> None:
         """The worker died while it ran this task."""
         if not task.wanted:
-            self.end_badly(task, m.Failed(task.why_unwanted, "cancelled"))
+            self.end_badly(task, task.why_unwanted)
             return
         if death.overdue:
             name = f"task {task.spec.name} {short(task.spec.id)}"
@@ -168,14 +170,14 @@ class RecoveryRules(OwnerBase):
 
     # --- lost copies ------------------------------------------------------------------------------
 
-    def without_copies(self, obj: Obj, nodes: tuple[str, ...]) -> bool:
+    def without_copies(self, obj: Obj, nodes: tuple[str, ...], silent: tuple[str, ...] = ()) -> bool:
         """Take these nodes off the object's list; True when it has no copy left and somebody waits for it."""
         value = obj.value
         if type(value) is not m.Stored:
             return obj.value is None and self.is_awaited(obj)
         rest = tuple(node for node in value.nodes if node not in nodes)
         if rest:
-            obj.value = m.Stored(value.size_bytes, rest, value.contained)
+            obj.value = m.Stored(value.size_bytes, rest, value.contained, value.array)
             self.wake_fetchers(obj)
             return False
         obj.value = None
@@ -183,7 +185,7 @@ class RecoveryRules(OwnerBase):
             obj.gone_bytes = value.size_bytes
         if obj.owner:
             obj.watched = False
-            self.send(obj.owner, m.CopiesLost(obj.oid, nodes))
+            self.send(obj.owner, m.CopiesLost(obj.oid, nodes, silent))
         for ref in value.contained if not obj.owner else ():
             inner = self.objects.get(ref.oid)
             if inner is not None:
@@ -194,19 +196,49 @@ class RecoveryRules(OwnerBase):
     def is_awaited(self, obj: Obj) -> bool:
         return bool(obj.fetchers or obj.waiters or obj.dependents or obj.watchers)
 
-    def copies_lost(self, obj: Obj, nodes: tuple[str, ...]) -> None:
-        """These nodes do not have the object: take another copy, else make it again when somebody waits for it."""
+    def copies_lost(self, obj: Obj, nodes: tuple[str, ...], silent: tuple[str, ...] = ()) -> None:
+        """These nodes do not have the object: take another copy, else make it again when somebody waits for it.
+
+        What nobody can make again is asked for again while nodes that were silent are not dead.
+        """
+        hoped = self.hoped_for(obj, nodes, silent) if silent else ()
+        gone = tuple([node for node in nodes if node not in hoped]) if hoped else nodes
         if not obj.owner:
-            for node in nodes:
+            for node in gone:
                 self.send(node, m.ObjectFreed((obj.oid,), True))  # a copy that cannot be had is no copy
-        if self.without_copies(obj, nodes):
+        if gone and self.without_copies(obj, gone, silent):
             self.want([obj])
+        if hoped and obj.oid not in self.sought:
+            self.sought[obj.oid] = None
+            self.out.append(c.SetTimer(SEEK_S, s.CopySought(obj.oid)))
+
+    def hoped_for(self, obj: Obj, nodes: tuple[str, ...], silent: tuple[str, ...]) -> tuple[str, ...]:
+        """Which of the silent nodes may have the last copies of what nobody can make again."""
+        value = obj.value
+        if type(value) is not m.Stored or obj.owner or obj.durable or self.has_maker(obj):
+            return ()
+        if any(node not in nodes for node in value.nodes):
+            return ()
+        return tuple([node for node in silent if node in value.nodes and node not in self.dead])
+
+    def copy_sought(self, event: s.CopySought, sender: str) -> None:
+        """Timer: whoever waits for the last copy asks for it again."""
+        self.sought.pop(event.oid, None)
+        obj = self.objects.get(event.oid)
+        if obj is not None and obj.value is not None:
+            self.answer_watchers(obj, obj.value)
+            self.wake_fetchers(obj)
+
+    def has_maker(self, obj: Obj) -> bool:
+        """Whether a task of ours can make the object again."""
+        task = obj.task
+        return task is not None and task.state is not State.FAILED and task.spec.actor is None
 
     def copies_lost_told(self, event: m.CopiesLost, sender: str) -> None:
         """A borrower found copies gone."""
         obj = self.objects.get(event.oid)
         if obj is not None:
-            self.copies_lost(obj, event.nodes)
+            self.copies_lost(obj, event.nodes, event.silent)
 
     def rebuild(self, lost: list[Obj]) -> None:
         """Make lost objects again: the producing tasks of the whole lost set, inputs before dependents."""
@@ -216,8 +248,11 @@ class RecoveryRules(OwnerBase):
                 self.owner_died(obj)
             elif obj.durable:
                 self.restore(obj)
-            elif obj.task is not None and obj.task.state is not State.FAILED and obj.task.spec.actor is None:
+            elif obj.task is not None and self.has_maker(obj):
                 makers.append(obj.task)
+            elif obj.task is None and obj.oid in self.orphans:
+                obj.owner = self.orphans.pop(obj.oid)  # its heir may bring it again
+                self.owner_died(obj)
             elif obj.value is None:
                 why = "it was put and its only copies are gone; flow.put(..., durable=True) survives this"
                 if not obj.was_put and (obj.task is None or obj.task.spec.actor is not None):
@@ -281,10 +316,13 @@ class RecoveryRules(OwnerBase):
         self.fetch_errors[obj.oid] = reason
         self.wake_fetchers(obj)
 
-    def cancelled_error(self, task: Task, force: bool) -> bytes:
-        """The packed TaskCancelled of a task."""
+    def cancelled_error(self, task: Task, force: bool, again: bool) -> m.Failed:
+        """The error of a task that is not wanted; again: not here, its parent will make it again elsewhere."""
+        if again:
+            return self.lost_error(object_id(task.spec.id, 0), "the task that made it had to stop, and runs again")
         how = " by force" if force else ""
-        return pack_error(TaskCancelled(f"task {task.spec.name} {short(task.spec.id)} was cancelled{how}"))
+        error = TaskCancelled(f"task {task.spec.name} {short(task.spec.id)} was cancelled{how}")
+        return m.Failed(pack_error(error), "cancelled")
 
     def lose_asked(self, event: s.LoseAsked, sender: str) -> None:
         """Failure laboratory: every copy goes, lineage stays."""

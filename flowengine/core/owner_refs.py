@@ -87,7 +87,11 @@ class RefRules(OwnerBase):
         stack = [first]
         while stack:
             obj = stack.pop()
-            if obj.local > 0 or obj.pins > 0 or self.objects.get(obj.oid) is not obj:
+            if obj.local > 0 or self.objects.get(obj.oid) is not obj:
+                continue
+            if obj.pins > 0:
+                if self.made and obj.task is not None and obj.task.spec.life is not None:
+                    self.actor_pinned(obj.task)
                 continue
             if obj.borrowers and self.is_borrowed(obj):
                 continue
@@ -153,6 +157,8 @@ class RefRules(OwnerBase):
         if obj.lineage > 0:
             return
         del self.objects[obj.oid]
+        self.expected.pop(obj.oid, None)
+        self.orphans.pop(obj.oid, None)
         if self.persisting.copies:
             self.drop_durable(obj.oid)
         actor = obj.oid[:TASK_ID_BYTES]
@@ -378,7 +384,7 @@ class RefRules(OwnerBase):
                     obj.watched = True
                     self.send(obj.owner, m.WatchObject(obj.oid))
             elif obj.task is None or obj.task.state in ENDED:
-                if obj.oid not in self.expected:
+                if obj.oid not in self.expected and obj.oid not in self.promised:
                     lost.append(obj)
             elif obj.task.stream is not None:
                 self.resend(obj)
@@ -391,7 +397,7 @@ class RefRules(OwnerBase):
         if obj is None:
             error = self.lost_error(event.oid, "its owner does not know it any more")
             self.send(sender, m.ObjectReady(event.oid, error))
-        elif obj.value is not None:
+        elif obj.value is not None and event.oid not in self.sought:
             self.send(sender, m.ObjectReady(event.oid, obj.value))
         else:
             if obj.watchers is None:
@@ -400,12 +406,26 @@ class RefRules(OwnerBase):
             if obj.owner != sender:
                 self.want([obj])
 
+    def answer_watchers(self, obj: Obj, value: m.Value) -> None:
+        """Whoever asked for the value gets it."""
+        if obj.watchers is not None:
+            watchers, obj.watchers = obj.watchers, None
+            for to in watchers:
+                self.send(to, m.ObjectReady(obj.oid, value))
+
     def object_ready(self, event: m.ObjectReady, sender: str) -> None:
         """The owner told the value."""
         obj = self.objects.get(event.oid)
         if obj is None or not obj.owner:
             return
         obj.watched = False
+        if type(event.value) is m.Failed and event.value.kind == "lost":
+            if event.oid in self.asked_of and obj.task is not None and obj.task.state not in ENDED:
+                return  # a run of its parent that was stopped says so: it runs again
+            top = self.brought_again(obj)
+            if top is not None:  # the run that owned it was stopped
+                self.ward(obj, top)
+                return
         self.set_value(obj, event.value, sender)
 
     def copy_added(self, event: m.CopyAdded, sender: str) -> None:
@@ -425,7 +445,7 @@ class RefRules(OwnerBase):
             return
         if type(value) is m.Stored and not (event.left and value.contained):
             if event.node not in self.dead:
-                obj.value = m.Stored(value.size_bytes, (*value.nodes, event.node), value.contained)
+                obj.value = m.Stored(value.size_bytes, (*value.nodes, event.node), value.contained, value.array)
         elif value is None and not event.left and obj.gone_bytes >= 0 and event.node not in self.dead:
             self.set_value(obj, m.Stored(obj.gone_bytes, (event.node,)), "")  # the news came after that of the loss
         elif value is None:
@@ -506,7 +526,7 @@ class RefRules(OwnerBase):
         if event.reason.startswith("StoreFull"):
             self.set_fetch_error(obj, event.reason)
             return
-        self.copies_lost(obj, event.nodes)
+        self.copies_lost(obj, event.nodes, event.silent)
 
     def value_of(self, oid: bytes) -> Any:
         """The value as far as it is known here, or None. Safe from any thread."""

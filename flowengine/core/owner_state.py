@@ -11,10 +11,11 @@ import msgspec
 
 from ..errors import EngineBug
 from .ids import short
-from .messages import Checkpoint, Message, PushTask, RefTo, Shape, TaskSpec, Value
+from .messages import Checkpoint, Failed, Message, PushTask, RefTo, Shape, TaskSpec, Value
 
 SOLE = "-sole-"  # first in the placement of what has a process to itself: no node's id
 QueueKey = tuple[Shape, tuple[str, ...]]
+WANTED = Failed(b"", "")  # no reason against it
 
 
 class State(IntEnum):
@@ -128,7 +129,7 @@ class Task(msgspec.Struct, gc=False):
     lineage: bool = False  # inputs are held for a re-run
     wanted: bool = True
     forced: bool = False  # cancelled by force: its worker is killed if it runs there
-    why_unwanted: bytes = b""  # the packed error that the results get when the attempt has ended
+    why_unwanted: Failed = WANTED  # the error that the results get when the attempt has ended
     crashes: int = 0
     failures: int = 0
     rebuilds: int = 0
@@ -222,6 +223,7 @@ class Line(msgspec.Struct):
     waiting: deque[Task]
     next_seq: int = 0
     covered: int = -1  # a checkpoint covers the calls up to this number
+    over: bool = False  # the caller has ended
 
 
 class Target(msgspec.Struct):
@@ -354,6 +356,12 @@ class CancelAsked(Message, frozen=True):
     oid: bytes
     force: bool
     recursive: bool
+
+
+class CopySought(Message, frozen=True):
+    """Timer: ask a node again that was silent and may have the last copy."""
+
+    oid: bytes
 
 
 class FreeAsked(Message, frozen=True):

@@ -52,6 +52,8 @@ class StoryRules(OwnerBase):
         if obj.value is not None:
             kind = {m.Inline: "ready", m.Stored: "ready", m.Failed: "failed"}[type(obj.value)]
             return f"{short(oid)} {kind}" + (f" ({task.spec.name})" if task else "")
+        if task is None and oid in self.promised:
+            return f"{short(oid)} waits for the members of a group"
         return f"{short(oid)} " + (self.why_task(task) if task is not None else "was lost")
 
     def why_task(self, task: Task) -> str:

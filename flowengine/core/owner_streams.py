@@ -15,7 +15,7 @@ class StreamRules(OwnerBase):
 
     def stream_item(self, event: m.StreamItem, sender: str) -> None:
         """An item of a streaming task has come; one that came before is set only if it was lost."""
-        task = self.current(event.task, event.attempt)
+        task = self.current(event.task, event.attempt, sender)
         if task is None or task.stream is None:
             self.drop_values(event.task, (event.value,), event.index)
             return

@@ -42,6 +42,7 @@ class Stored(Message, frozen=True):
     size_bytes: int
     nodes: tuple[str, ...]
     contained: tuple[RefTo, ...] = ()
+    array: bytes = b""  # what one plain array is, as objects/arrays reads it: dtype and shape
 
 
 class Failed(Message, frozen=True):
@@ -102,6 +103,7 @@ class TaskSpec(Record, frozen=True):
     caller_key: bytes = b""  # who calls, or makes the actor, by a name that a re-run has again: a task, or an actor
     life: ActorLife | None = None  # the task is an actor: it runs until it is not needed any more
     driver: str = ""  # address of the program, a space, its own task or actor in hex; empty: its owner is the program
+    enough: int = 0  # so many of deps are waited for, those that come first, and are all it gets; 0: every one
 
 
 class Death(Record, frozen=True):

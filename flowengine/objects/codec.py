@@ -482,8 +482,28 @@ def write_object(view: memoryview, packed: Packed, name: bytes) -> None:
             copy_buffer(target, buffer)
 
 
-_ARRAY: msgspec.msgpack.Decoder[tuple[str, tuple[int, ...]]] = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...]])
-_TOC: msgspec.msgpack.Decoder[tuple[int, list[int]]] = msgspec.msgpack.Decoder(tuple[int, list[int]])
+def write_array_head(view: memoryview, name: bytes, kind: tuple[str, tuple[int, ...]], nbytes: int) -> int:
+    """Make the view an array object of (dtype, shape), as large as the view; where in it the array's bytes begin."""
+    payload = msgspec.msgpack.encode(kind)
+    toc = msgspec.msgpack.encode((len(payload), [nbytes]))
+    (at,), end = _place(STORED_TOC_OFFSET + len(toc), len(payload), [nbytes])
+    if len(name) > NAME_BYTES_MAX or len(view) < end:
+        raise ValueError(f"an array of {nbytes} bytes does not fit into {len(view)}")
+    view[:STORED_TOC_OFFSET] = bytes(STORED_TOC_OFFSET)
+    HEADER.pack_into(view, 0, MAGIC, VERSION, 0, len(name), STORED_TOC_OFFSET, len(toc), len(view))
+    view[HEADER_BYTES : HEADER_BYTES + len(name)] = name
+    view[STORED_TOC_OFFSET : STORED_TOC_OFFSET + len(toc) + len(payload)] = toc + payload
+    return at
+
+
+def array_bytes(view: memoryview) -> memoryview | None:
+    """The bytes of an object that is one contiguous array of numbers; None for any other."""
+    payload, buffers = read_packed_parts(view)
+    return None if not payload or payload[0] == PICKLE_TAG else buffers[0]
+
+
+_ARRAY = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...]])
+_TOC = msgspec.msgpack.Decoder(tuple[int, list[int]])
 
 
 def _header(view: memoryview) -> tuple[int, int, int, int]:
@@ -518,9 +538,9 @@ def object_bytes(view: memoryview) -> int:
     return _header(view)[3]
 
 
-def read_packed_parts(view: memoryview) -> tuple[memoryview, list[memoryview]]:
-    """The pickle stream and the out-of-band buffers of an object, as read-only slices of the view."""
-    view = view.toreadonly()
+def read_packed_parts(view: memoryview, own: bool = False) -> tuple[memoryview, list[memoryview]]:
+    """The pickle stream and the buffers of an object, as slices of the view: read-only, unless it is one's own."""
+    view = view if own else view.toreadonly()
     _, toc_offset, toc_bytes, total_bytes = _header(view)
     if len(view) < total_bytes:
         raise ValueError(f"object of {total_bytes} bytes is cut off at {len(view)}")

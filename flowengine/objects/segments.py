@@ -32,6 +32,28 @@ _numbers = itertools.count()
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
 
+def take_away(path: str, aside: str, inode: int) -> bool:
+    """Rename what lies at the path if it is that file; one that was sealed there meanwhile stays."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(path).st_ino != inode:
+            return False
+        os.rename(path, aside)
+        if os.stat(aside).st_ino == inode:
+            return True
+        # Another process sealed its file between the two calls: it goes back, unless the name is taken once more.
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, path)
+        os.unlink(aside)
+    return False
+
+
+def remove_file(path: str, inode: int) -> None:
+    """Unlink what lies at the path if it is that file."""
+    aside = f"{os.path.dirname(path)}/.{os.getpid()}.{next(_numbers)}"
+    if take_away(path, aside, inode):
+        os.unlink(aside)
+
+
 def size_class(nbytes: int) -> int:
     """The file size for an object of nbytes: whole pages, then eight steps between powers of two."""
     step = PAGE_BYTES if nbytes <= FINE_BYTES_MAX else (1 << (nbytes - 1).bit_length() - 1) // CLASSES_PER_DOUBLING
@@ -49,7 +71,7 @@ class _OwnFile(msgspec.Struct, eq=False):
 
 
 class _Reading(mmap.mmap):
-    """A read-only mapping; its duplicate of the descriptor carries the shared lock until it is collected."""
+    """A mapping for reading; its duplicate of the descriptor carries the shared lock until it is collected."""
 
     inode: int
 
@@ -57,24 +79,46 @@ class _Reading(mmap.mmap):
 class Segment:
     """Room for one object that only its writer sees; it must be sealed or aborted, once."""
 
-    __slots__ = ("_descriptor", "_file", "_name", "_owner", "view")
+    __slots__ = ("_descriptor", "_file", "_name", "_owner", "is_new", "view")
 
     def __init__(self, owner: Segments, file: _OwnFile, descriptor: int, name: str, nbytes: int) -> None:
         assert file.mapping is not None
+        self.is_new = False  # its pages are not mapped yet: `write` costs less than the faults of the view
         self._owner = owner
         self._file = file
         self._descriptor = descriptor
         self._name = name
         self.view = memoryview(file.mapping)[:nbytes]
 
-    def seal(self) -> None:
-        """Make the object visible under its name; the view is released. BufferError if someone still looks at it."""
+    def write(self, at: int, part: memoryview) -> None:
+        """Fill a part of it past the view."""
+        while len(part):
+            count = os.pwrite(self._descriptor, part, at)
+            at, part = at + count, part[count:]
+
+    def seal(self) -> int:
+        """Make the object visible under its name; its file's number. BufferError if someone still looks at the view."""
+        self._finish()
+        os.rename(self._file.path, self._owner.path(self._name))
+        self._owner._sealed(self._name, self._file)
+        return self._file.inode
+
+    def seal_copy(self) -> None:
+        """The same for a copy, which gives way to what was sealed under its name meanwhile."""
+        self._finish()
+        try:
+            os.link(self._file.path, self._owner.path(self._name))
+        except FileExistsError:
+            self._owner._dropped(self._file)
+        else:
+            self._owner._sealed(self._name, self._file)
+        os.unlink(self._file.path)
+
+    def _finish(self) -> None:
         self.view.release()
         # Unlocked before it can be found, so that no reader meets the lock. Who opened the file in its earlier life
         # may lock it now, and sees from the header that it is not what was sought.
         self._unlock()
-        os.rename(self._file.path, self._owner.path(self._name))
-        self._owner._sealed(self._name, self._file)
 
     def abort(self) -> None:
         """Give the room back unused."""
@@ -129,11 +173,22 @@ class Segments:
         self._in_this_process()
         self.path(name)
         capacity_bytes = size_class(nbytes)
-        file, descriptor = self._take_warm(capacity_bytes) or self._make(capacity_bytes)
+        return self._begun(self._take_warm(capacity_bytes) or self._make(capacity_bytes), name, nbytes)
+
+    def reuse(self, name: str, nbytes: int) -> Segment | None:
+        """Room for nbytes without any more memory than the warm pool has; None if it has no such file."""
+        self._in_this_process()
+        self.path(name)
+        taken = self._take_warm(size_class(nbytes), nbytes)
+        return self._begun(taken, name, nbytes) if taken is not None else None
+
+    def _begun(self, taken: tuple[_OwnFile, int], name: str, nbytes: int) -> Segment:
+        file, descriptor = taken
+        is_new = file.mapping is None
         try:
             self._allocate(file, descriptor, nbytes)
             if file.mapping is None:
-                file.mapping = mmap.mmap(descriptor, capacity_bytes)
+                file.mapping = mmap.mmap(descriptor, file.capacity_bytes)
                 self._keep_mapping(file)
             # What lay here must not be taken for an object, whatever becomes of this one.
             file.mapping[: codec.HEADER_BYTES] = bytes(codec.HEADER_BYTES)
@@ -142,13 +197,17 @@ class Segments:
             os.unlink(file.path)
             os.close(descriptor)
             raise
-        return Segment(self, file, descriptor, name, nbytes)
+        segment = Segment(self, file, descriptor, name, nbytes)
+        segment.is_new = is_new
+        return segment
 
-    def _take_warm(self, capacity_bytes: int) -> tuple[_OwnFile, int] | None:
+    def _take_warm(self, capacity_bytes: int, allocated_min_bytes: int = 0) -> tuple[_OwnFile, int] | None:
         with self._lock:
             files = self._pool.get(capacity_bytes, [])
             for index in range(len(files) - 1, -1, -1):  # the last one in is the warmest
                 file = files[index]
+                if file.allocated_bytes < allocated_min_bytes:
+                    continue
                 try:
                     descriptor = os.open(file.path, os.O_RDWR | os.O_CLOEXEC)
                 except FileNotFoundError:
@@ -239,23 +298,39 @@ class Segments:
             try:
                 if known is not None and os.stat(path).st_ino == known.inode:
                     return self._exactly(known)
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                mapping = self._map(path, mmap.ACCESS_READ)
             except FileNotFoundError:
                 return None
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                mapping = _Reading(descriptor, 0, access=mmap.ACCESS_READ)
-                mapping.inode = os.fstat(descriptor).st_ino
-            except BlockingIOError:  # freed and being written again since it was opened
-                continue
-            finally:
-                os.close(descriptor)
-            view = memoryview(mapping)
-            nbytes = codec.named_bytes(view, name.encode())
-            if nbytes:
+            if mapping is not None and codec.named_bytes(memoryview(mapping), name.encode()):
                 self._readings[name] = mapping
-                return view[:nbytes]
+                return self._exactly(mapping)
         return None
+
+    def open_private(self, name: str) -> memoryview | None:
+        """The object as memory of our own: what is written to it stays here; None if there is none."""
+        path = self.path(name)
+        for _ in range(OPEN_TRIES):
+            try:
+                mapping = self._map(path, mmap.ACCESS_COPY)
+            except FileNotFoundError:
+                return None
+            if mapping is not None and codec.named_bytes(memoryview(mapping), name.encode()):
+                return self._exactly(mapping)
+        return None
+
+    @staticmethod
+    def _map(path: str, access: int) -> _Reading | None:
+        """What lies at the path, locked for reading; None when it is being written again. Raises FileNotFoundError."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            mapping = _Reading(descriptor, 0, access=access)
+            mapping.inode = os.fstat(descriptor).st_ino
+        except BlockingIOError:  # freed since it was opened
+            return None
+        finally:
+            os.close(descriptor)
+        return mapping
 
     @staticmethod
     def _exactly(mapping: _Reading) -> memoryview:
@@ -280,34 +355,48 @@ class Segments:
 
     # -------------------------------------------------------------------------------------------------------- freeing
 
-    def free(self, name: str) -> int:
-        """Take the object away from under its name; the bytes kept warm for reuse, 0 if they were given back."""
+    def holds(self, name: str, inode: int) -> bool:
+        """Whether that file is the object of the name now."""
+        try:
+            return os.stat(self.path(name)).st_ino == inode
+        except FileNotFoundError:
+            return False
+
+    def free(self, name: str, inode: int = 0) -> int:
+        """Take that file (0: the one sealed here) away from under its name; the bytes kept warm, 0 if none are.
+
+        What others have sealed under the name since then is another life of the object, and stays.
+        """
         self._in_this_process()
         path = self.path(name)
         with self._lock:
-            file = self._mine.pop(name, None)
+            file = self._mine.get(name)
+            if file is not None and inode in (0, file.inode):
+                del self._mine[name]
+            else:
+                file = None
             room_bytes = self.pool_bytes_max - self.pool_bytes
-        if file is not None and file.allocated_bytes <= room_bytes and self._warm(path, file):
-            return file.allocated_bytes
-        if file is not None:
-            self._dropped(file)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        if file is None:
+            if inode:
+                remove_file(path, inode)
+            return 0
+        if take_away(path, file.path, file.inode):
+            if file.allocated_bytes <= room_bytes:
+                with self._lock:
+                    self._pool.setdefault(file.capacity_bytes, []).append(file)
+                    self.pool_bytes += file.allocated_bytes
+                return file.allocated_bytes
+            os.unlink(file.path)
+        self._dropped(file)
         return 0
 
-    def _warm(self, path: str, file: _OwnFile) -> bool:
-        try:
-            os.rename(path, file.path)
-        except FileNotFoundError:
-            return False
-        # Another process may have sealed its own copy under the same name; only our own file can be our pool's.
-        if os.stat(file.path).st_ino != file.inode:
-            os.unlink(file.path)
-            return False
+    def forget(self, name: str) -> None:
+        """If what was sealed here was taken away otherwise, its memory is not held any more."""
         with self._lock:
-            self._pool.setdefault(file.capacity_bytes, []).append(file)
-            self.pool_bytes += file.allocated_bytes
-        return True
+            file = self._mine.get(name)
+            if file is not None and not self.holds(name, file.inode):
+                del self._mine[name]
+                self._dropped(file)
 
     def trim(self, bytes_wanted: int) -> int:
         """Give memory of the pool back, the longest unused of the largest first; the bytes given back."""

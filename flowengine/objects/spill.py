@@ -18,6 +18,8 @@ from typing import BinaryIO
 
 import lz4.frame
 
+from flowengine.objects.segments import remove_file
+
 FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
 FRAME_HEADER_BYTES_MAX = 19
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -54,9 +56,12 @@ def is_disk_full(error: OSError) -> bool:
     return error.errno in DISK_FULL
 
 
-def spill(segment_path: str, size_bytes: int, disk_path: str, chunk_bytes: int) -> int:
+def spill(segment_path: str, size_bytes: int, disk_path: str, chunk_bytes: int, inode: int = 0) -> int:
     """Move a segment to disk and give its memory back; the bytes on disk. Raises ReaderBusy or OSError."""
     with open(segment_path, "r+b", buffering=0) as segment:
+        found = os.fstat(segment.fileno()).st_ino
+        if inode not in (0, found):
+            raise OSError(errno.ESTALE, "the object was made again")
         try:
             fcntl.flock(segment, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a reader that comes now waits for us in vain
         except BlockingIOError:
@@ -72,8 +77,7 @@ def spill(segment_path: str, size_bytes: int, disk_path: str, chunk_bytes: int) 
             with contextlib.suppress(OSError):
                 os.unlink(part)
             raise
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(segment_path)
+        remove_file(segment_path, found)
         _give_memory_back(segment.fileno())
     return disk_bytes
 

@@ -65,7 +65,11 @@ _ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 class PullError(Exception):
-    """None of the nodes gave the object."""
+    """None of the nodes gave the object; silent: those that did not say that they do not have it."""
+
+    def __init__(self, reason: str, silent: tuple[str, ...]) -> None:
+        super().__init__(reason)
+        self.silent = silent
 
 
 class NotThere(ConnectionError):
@@ -169,7 +173,7 @@ class Transfers:
         try:
             segment = self._segments.create(name, size_bytes)
         except (StoreFull, OSError) as error:
-            raise PullError(str(error)) from error
+            raise PullError(str(error), tuple(nodes)) from error
         arriving = self._arriving[oid] = Arriving(segment.view[:])
         try:
             source = await self._fill(oid, arriving, nodes)
@@ -179,12 +183,13 @@ class Transfers:
             raise
         finally:
             del self._arriving[oid]
-        segment.seal()
+        segment.seal_copy()
         arriving.finish(self._segments.open(name))
         return source
 
     async def _fill(self, oid: bytes, arriving: Arriving, nodes: Sequence[str]) -> str:
         failures: list[str] = []
+        silent: list[str] = []
         for origin in nodes:
             if origin == self.me:
                 continue
@@ -192,7 +197,9 @@ class Transfers:
                 return await self._fill_from(oid, arriving, origin)
             except OSError as error:
                 failures.append(f"{origin}: {error or type(error).__name__}")
-        raise PullError("; ".join(failures) or "no other node is known to have it")
+                if not isinstance(error, NotThere):
+                    silent.append(origin)
+        raise PullError("; ".join(failures) or "no other node is known to have it", tuple(silent))
 
     async def _fill_from(self, oid: bytes, arriving: Arriving, origin: str) -> str:
         """Receive from the origin or from whom it names; whoever fails is avoided and the origin is asked again."""
@@ -213,7 +220,7 @@ class Transfers:
             if next_node is None:
                 return node
             node = next_node
-        raise NotThere(f"{ASKS_MAX} attempts led nowhere")
+        raise ConnectionError(f"{ASKS_MAX} attempts led nowhere")
 
     async def _receive(self, oid: bytes, arriving: Arriving, node: str, avoid: tuple[str, ...]) -> str | None:
         """Receive the rest from a node: None when all is there, else the node to ask. Raises OSError."""

@@ -35,6 +35,7 @@ class Why(Enum):
     IDLE = "the actor had nothing to do, and its calls take longer to run again than a checkpoint takes"
     COUNT = "its option asks for one after so many calls"
     PERIOD = "its option asks for one after so many seconds"
+    ASKED = "members of a group keep much for what it may have to repeat"
     CUT_SHORT = "a call was interrupted, and what it left in the state cannot be repeated"
 
 
@@ -52,11 +53,13 @@ class Work(msgspec.Struct):
     deaths: int = 0
     lived_s: float = 0.0
     others_rate_per_s: float = 0.0  # of processes like this one; 0: unknown
+    is_asked: bool = False  # others would be glad of one
     short_s: float = 0.0  # surely no interval as long as `lived_s` only grows
 
     def covered(self, now: float, why: Why) -> None:
         """The state as it is now was pickled."""
         self.calls, self.run_s, self.log_bytes, self.last_at, self.last_why = 0, 0.0, 0, now, why
+        self.is_asked = False
         self.taken += 1
 
     def learn(self, still_s: float, whole_s: float) -> None:
@@ -104,6 +107,8 @@ def due(policy: str, work: Work, now: float) -> Why | None:
     """Why a checkpoint should be taken after the call that has just ended; None when it should not."""
     if work.calls == 0 or policy == "never":
         return None
+    if work.is_asked:
+        return Why.ASKED
     if policy == "adaptive":
         if work.calls >= LOG_CALLS_MAX:
             return Why.LOG_CALLS

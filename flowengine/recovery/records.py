@@ -179,9 +179,8 @@ def kept_record(state_dir: str, digits: str) -> tuple[str, list[Piece]] | None:
 
 def newest(state_dir: str) -> list[str]:
     """In words, what has failed last."""
-    files = sorted(Path(state_dir, FOLDER).glob(f"*{SUFFIX}"), key=lambda path: -path.stat().st_mtime)[:5]
     words = []
-    for path in files:
+    for _, path in by_age(Path(state_dir, FOLDER))[:5]:
         with contextlib.suppress(BadValue):
             name, pieces = read_record(path)
             named = [piece.spec.name for piece in pieces if isinstance(piece, TaskTold | ActorTold)]
@@ -191,9 +190,17 @@ def newest(state_dir: str) -> list[str]:
 
 def prune(folder: Path) -> None:
     """Remove the oldest files when there are too many, or they are too large together."""
-    files = sorted(((path.stat(), path) for path in folder.glob(f"*{SUFFIX}")), key=lambda pair: -pair[0].st_mtime)
     total_bytes = 0
-    for place, (status, path) in enumerate(files):
+    for place, (status, path) in enumerate(by_age(folder)):
         total_bytes += status.st_size
         if place >= FILES_MAX or total_bytes > FOLDER_BYTES_MAX:
             path.unlink(missing_ok=True)
+
+
+def by_age(folder: Path) -> list[tuple[os.stat_result, Path]]:
+    """The records in a folder that programs share, the newest first."""
+    found = []
+    for path in folder.glob(f"*{SUFFIX}"):
+        with contextlib.suppress(FileNotFoundError):  # another program has just removed it
+            found.append((path.stat(), path))
+    return sorted(found, key=lambda pair: -pair[0].st_mtime)

@@ -30,7 +30,7 @@ from flowengine.refs import Current
 from flowengine.runtime.actor import ExitActor
 from flowengine.runtime.actor_state import Files
 from flowengine.runtime.context import Context
-from flowengine.runtime.worker import as_results
+from flowengine.slots import as_results
 
 if TYPE_CHECKING:
     from flowengine.runtime.driver import DriverSession

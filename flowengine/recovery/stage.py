@@ -48,8 +48,7 @@ from flowengine.recovery.record import (
 )
 from flowengine.refs import ObjectRef
 from flowengine.runtime.context import Context
-from flowengine.runtime.worker import as_results
-from flowengine.slots import fill_slots
+from flowengine.slots import as_results, fill_slots
 
 if TYPE_CHECKING:
     from flowengine.runtime.driver import DriverSession
@@ -108,6 +107,7 @@ class Stage:
     role = "worker"
     closed = False
     address = ADDRESS
+    membership = None  # the other members of groups are not here
 
     def __init__(self, record: Record, beneath: DriverSession | None) -> None:
         """beneath: the session that the values of a record come from; None: all that is known is in the record."""

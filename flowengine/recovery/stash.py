@@ -100,6 +100,7 @@ class Stash:
         self.fences: dict[bytes, int] = {}  # actor -> its last incarnation whose log was given away
         self.fenced: dict[str, None] = {}  # its process, which is not listened to any more
         self.bytes = 0
+        self.numbered = 0  # numbers of entries below this were given in logs that are not held any more
         self.timer = False
         self.news = False  # something of ours should go to a journal some time
         self.old_timer = False
@@ -111,14 +112,23 @@ class Stash:
 
     def begin(self, subject: bytes, owner: str, incarnation: int) -> Held:
         """The log of the actor that lives in this process."""
-        held = self.open[subject] = Held(subject, owner, incarnation, True)
+        return self.open_log(subject, owner, incarnation, True)
+
+    def open_log(self, subject: bytes, owner: str, incarnation: int, mine: bool) -> Held:
+        """A log of which nothing is held; no entry has a number that one before it had, which may yet be confirmed."""
+        former = self.open.get(subject)
+        if former is not None:  # of the incarnation before
+            self.numbered = max(self.numbered, former.end)
+            self.bytes -= sum(map(size_of, former.entries))
+        held = Held(subject, owner, incarnation, mine, first=self.numbered, flushed=self.numbered)
+        self.open[subject] = held
         return held
 
     def insist(self, subject: bytes, owner: str, incarnation: int, entry: Entry) -> c.Send:
         """An entry that others must not see the effects of before the journal has it; gives the message to that."""
         held = self.open.get(subject)
         if held is None or held.incarnation != incarnation:
-            held = self.open[subject] = Held(subject, owner, incarnation, False)
+            held = self.open_log(subject, owner, incarnation, False)
         self.add(held, entry)
         self.waits_for[subject] = held.end
         return c.Send(owner, self.written(held))
@@ -137,7 +147,7 @@ class Stash:
             if log.incarnation <= self.fences.get(log.subject, 0):
                 continue
             if held is None or held.incarnation < log.incarnation:
-                held = self.open[log.subject] = Held(log.subject, owner, log.incarnation, False)
+                held = self.open_log(log.subject, owner, log.incarnation, False)
             elif held.incarnation > log.incarnation:
                 continue
             is_news = log.reach > held.reach
@@ -160,6 +170,7 @@ class Stash:
         self.bytes -= held.kept(mark, reach)
         if not held.mine and not held.entries and held.reach <= held.reach_kept:
             del self.open[held.subject]
+            self.numbered = max(self.numbered, held.end)
 
     # --- what goes along ------------------------------------------------------------------------------------
 
@@ -193,8 +204,8 @@ class Stash:
             if held.owner == to:
                 # An actor's reply tells its caller itself how far the actor came, by the number of the call.
                 said = held.mine and type(command.message) in REPLIES
-                further = held.reach > max(held.reach_flushed, held.reach_kept) and not said
-                if held.flushed < held.end or further:
+                further = not said and held.reach > max(held.reach_flushed, held.reach_kept)
+                if further or held.flushed < held.first + len(held.entries):
                     out.append(c.Send(to, self.written(held), command.lazy))
                 continue
             reach, first = held.reach, held.first
@@ -218,6 +229,8 @@ class Stash:
                 held.reach_told = reach
                 self.news = True
             self.counters["stash_entries_forwarded"] += len(lacking) + 1
+        if not logs:
+            return command
         carried = [m.StashCarried(owner, tuple(known)) for owner, known in logs.items()]
         if len(carried) == 1 and type(command.message) is m.PushTask and command.message.spec.actor is not None:
             return c.Send(to, msgspec.structs.replace(command.message, logs=carried[0]), command.lazy)
@@ -271,7 +284,7 @@ class Stash:
         if held is None or held.incarnation != event.incarnation:
             return []
         self.let_go(held, event.mark, event.reach)
-        if self.waits_for.get(event.subject, held.end + 1) <= event.mark:
+        if event.subject in self.waits_for and self.waits_for[event.subject] <= event.mark:
             del self.waits_for[event.subject]
         return self.released()
 

@@ -26,6 +26,7 @@ from flowengine.runtime.actor_state import ActorStates
 from flowengine.runtime.actor_threads import CallThreads, stop_error
 from flowengine.runtime.context import Context
 from flowengine.runtime.forks import end_fork
+from flowengine.runtime.notes import noted
 
 if TYPE_CHECKING:
     from flowengine.runtime.worker import Run, WorkerSession
@@ -56,6 +57,7 @@ class Actor:
         self.ended: deque[CallEnded] = deque()  # calls that the machine has not been told of
         self.report_is_due = False  # a timer runs
         self.kind: type = object
+        self.note = noted(run.spec, run.push.attempt)
         self.states = ActorStates(session, run.push, run.caller)
 
     def live(self, cls: Any) -> None:
@@ -280,7 +282,7 @@ class Actor:
 
     def end_of(self, push: m.PushTask, answer: m.TaskDone | m.TaskFailed) -> CallEnded:
         self.session.at_point("actor.reply.before_send")
-        self.session.note_running(self.run.spec, self.push.attempt)  # a death from here on is not the call's fault
+        self.session.running_note[:] = self.note  # a death from here on is not the call's fault
         return CallEnded(push.spec.id, answer, self.leaving)
 
     def finish(self, push: m.PushTask, answer: m.TaskDone | m.TaskFailed) -> None:

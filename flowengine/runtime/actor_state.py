@@ -189,6 +189,9 @@ class ActorStates:
     def save(self, calls: int, instance: Any, kind: type) -> None:
         """Pickle the state between two calls; calls go on while a large one is written."""
         session, began = self.session, time.perf_counter()
+        if not session.membership.saving(calls):
+            session.step(StateSaved(calls, None, 0.0))  # the end of the next call asks again
+            return
         try:
             machine = self.snapshot()
             packed = state.pack(state.saved(instance), machine, kind)
@@ -232,6 +235,7 @@ class ActorStates:
 
     def forget(self, command: c.ForgetStates) -> None:
         """The owner holds a newer checkpoint."""
+        self.session.membership.checkpoint_kept(command.calls)
         if self.opened is not None:
             self.put(command.calls)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
+import queue
 from collections.abc import Sequence
 from typing import Any
 
+from flowengine.collectives.speeds import Speed
 from flowengine.core import messages as m
 from flowengine.core.ids import child_id
 from flowengine.errors import FlowError
@@ -48,6 +50,26 @@ class Context:
 def wait_name(oids: Sequence[bytes]) -> int:
     """The number of a wait among the choices of its code: the same when the code runs again."""
     return int.from_bytes(oids[0][:7], "big")
+
+
+class Courses:
+    """Courses that code here has ordered of nodes, and how fast the ways to nodes were."""
+
+    def __init__(self) -> None:
+        self.open: dict[bytes, queue.SimpleQueue[tuple[str, Any]]] = {}
+        self.speeds: dict[str, Speed] = {}
+
+    def told(self, peer: str, message: Any) -> None:
+        """News of one of them."""
+        news = self.open.get(message.op)
+        if news is not None:
+            news.put((peer, message))
+
+    def lost(self, peers: Sequence[str], reason: str) -> None:
+        """Who is gone may have had a part in any."""
+        for news in list(self.open.values()):
+            for peer in peers:
+                news.put((peer, m.PeerLost(peer, reason)))
 
 
 class Questions:

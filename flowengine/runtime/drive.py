@@ -82,14 +82,18 @@ class Drive:
         self._later: deque[tuple[Any, str]] = deque()
         self._stepping = False
 
-    def attach(self, endpoint: Sender, loop: asyncio.AbstractEventLoop) -> None:
+    def attach(self, endpoint: Sender, loop: asyncio.AbstractEventLoop, me: str | None = None) -> None:
         """Say where messages and timers go; called on the thread of the loop, before the first step.
 
-        What one step or batch sends to a peer goes out as one frame at its end.
+        What one step or batch sends to a peer goes out as one frame at its end. me: the address of a machine that
+        says things to itself; it hears them after the step.
         """
         send = endpoint.send
 
         def perform_send(command: Send) -> None:
+            if command.to == me:
+                self._later.append((command.message, me))
+                return
             send(command.to, command.message, False)
             if not command.lazy:
                 self._queued = True

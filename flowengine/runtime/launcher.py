@@ -58,7 +58,8 @@ RESTART_DELAY_S = 0.1
 RESTART_DELAY_S_MAX = 5.0
 QUICK_DEATH_S = 2.0  # one that lived shorter counts as a failed start
 FAILED_STARTS_MAX = 8
-PRELOADED = ("numpy", "lz4.frame", "cloudpickle", "sqlite3", "psutil")  # what workers and nodes want at once
+# What workers and nodes want at once.
+PRELOADED = ("numpy", "lz4.frame", "cloudpickle", "sqlite3", "psutil", "flowengine.collectives.reducing")
 READ_BYTES = 65_536
 
 FromNode = EndAll | ForkWorker | NodeListens | SignalHead | SignalWorker
@@ -435,8 +436,7 @@ def preload(settings: LauncherSettings) -> dict[str, ModuleType]:
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # lost peers are news for the machines alone
     # The threads are those of BLAS, which sees to its own forks.
     warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # without a collection, which would take longer than its little garbage is worth
     gc.enable()
     return modules
 

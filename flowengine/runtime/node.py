@@ -14,16 +14,26 @@ from typing import Any
 
 import msgspec
 
+from flowengine.collectives.lanes import LANE_HELLO
 from flowengine.core.commands import (
     CheckWorker,
     PullObject,
-    RemoveObject,
     RestoreObject,
     SpillObject,
     StartWorker,
     StopWorker,
 )
-from flowengine.core.messages import Answered, Asked, ChaosOrdered, Goodbye, Joined, KillWorker, LogLines, Message
+from flowengine.core.messages import (
+    Answered,
+    Asked,
+    ChaosOrdered,
+    Goodbye,
+    Joined,
+    KillWorker,
+    LogLines,
+    Message,
+    ObjectSealed,
+)
 from flowengine.core.node import Node
 from flowengine.core.node_desk import NodeSettings
 from flowengine.objects import segments as store_files
@@ -33,6 +43,7 @@ from flowengine.recovery import durable
 from flowengine.runtime import process
 from flowengine.runtime.channel import Channel
 from flowengine.runtime.drive import Drive
+from flowengine.runtime.node_collectives import Collectives
 from flowengine.runtime.node_objects import Objects
 from flowengine.runtime.node_workers import Workers
 from flowengine.runtime.settings import (
@@ -91,6 +102,7 @@ class NodeShell:
         if self.settings.head:  # others need not wait until they miss this node
             self._tell(self.head, Goodbye("it was told to end"))
         self.objects.close()
+        self.collectives.close()
         if self.workers is not None:
             self.workers.drain()
             self.workers.close()
@@ -103,12 +115,16 @@ class NodeShell:
         spill.sweep(settings.state_dir)
         threading.Thread(target=durable.sweep, args=(settings.live_url,), name="flowengine-sweep", daemon=True).start()
         self.folder = store_files.session_folder(settings.session, pid, settings.store_root)
-        # What this process wrote itself is given back when it is freed: the machine counts the pools of writers only.
+        # What is pulled here is given back when it is freed; results of collectives have a pool, as writers have.
         self.segments = store_files.Segments(self.folder, pool_bytes_max=0)
         disk_folder = spill.spill_folder(settings.state_dir, settings.session, pid)
         self.transfers = Transfers(self.segments, self._open_stream, self.config)
         self.objects = Objects(self.segments, self.transfers, disk_folder, self.config)
         self.transfers.disk_path = self.objects.disk_path
+        pool_bytes = int(settings.store_limit_bytes * self.config.pool_fraction)
+        warm = store_files.Segments(self.folder, pool_bytes)
+        self.collectives = Collectives(self.segments, warm, self._open_stream, self.config)
+        self.collectives.remove_other = self.objects.remove
 
     def _start_machine(self, loop: asyncio.AbstractEventLoop) -> None:
         settings, me = self.settings, self.endpoint.address
@@ -118,7 +134,7 @@ class NodeShell:
             head=self.head), self.config)
         machine.desk.journal.wall_offset_s = process.wall_offset_s()
         drive = self.drive = Drive(machine)
-        drive.attach(self.endpoint, loop)
+        drive.attach(self.endpoint, loop, me)
         template = WorkerSettings(
             worker_id="", node=me, node_id=settings.node_id, host=settings.host, session=settings.session,
             secret=settings.secret, tls=settings.tls, store_folder=self.folder, state_dir=settings.state_dir,
@@ -126,6 +142,7 @@ class NodeShell:
             head=self.head)
         workers = self.workers = Workers(template, self._say, drive.step, self._forward)
         self.objects.step = drive.step
+        self.collectives.me, self.collectives.step = me, drive.step
         drive.perform.update({
             StartWorker: workers.start,
             StopWorker: workers.stop,
@@ -133,7 +150,7 @@ class NodeShell:
             SpillObject: self.objects.spill,
             RestoreObject: self.objects.restore,
             PullObject: self.objects.pull,
-            RemoveObject: self.objects.remove,
+            **self.collectives.orders,
         })
         drive.begin("the start", machine.start(time.monotonic()))
 
@@ -184,7 +201,8 @@ class NodeShell:
             return  # nobody knows this address before the machine runs
         self.peers[peer] = None
         if any(type(message) in SHELL_KINDS for message in messages):
-            messages = [one for one in messages if type(one) not in SHELL_KINDS or not self._mine(peer, one)]
+            messages = [self.objects.looked_at(one) for one in messages
+                        if type(one) not in SHELL_KINDS or not self._mine(peer, one)]
         self.drive.batch(peer, messages)
 
     def _mine(self, peer: str, message: Message) -> bool:
@@ -198,6 +216,8 @@ class NodeShell:
             return True
         if isinstance(message, Asked):
             return self._answered(peer, message)
+        if isinstance(message, ObjectSealed):
+            return False
         if isinstance(message, KillWorker):
             self._kill_if_running(peer, message, FORCE_LOOKS_MAX)
             return True
@@ -271,7 +291,10 @@ class NodeShell:
         self.drive.lost(peer, reason)
 
     async def _on_stream(self, peer: str, hello: dict[str, Any], stream: Any) -> None:
-        await self.transfers.serve(peer, hello, stream)
+        if LANE_HELLO in hello:
+            await self.collectives.lanes.serve(peer, stream)
+        else:
+            await self.transfers.serve(peer, hello, stream)
 
     async def _open_stream(self, to: str, hello: dict[str, Any]) -> Any:
         return await self.endpoint.open_stream(to, hello)
@@ -293,7 +316,7 @@ class NodeShell:
         self.endpoint.send(to, message, True)
 
 
-SHELL_KINDS = frozenset((Joined, Asked, ChaosOrdered, KillWorker, LogLines))
+SHELL_KINDS = frozenset((Joined, Asked, ChaosOrdered, KillWorker, LogLines, ObjectSealed))
 
 
 def main(settings: NodeProcessSettings, end: socket.socket) -> int:

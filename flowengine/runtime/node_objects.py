@@ -19,10 +19,11 @@ from flowengine.core.commands import (
     RemoveObject,
     RestoreFailed,
     RestoreObject,
+    SealedInVain,
     SpillFailed,
     SpillObject,
 )
-from flowengine.core.messages import Message
+from flowengine.core.messages import Message, ObjectSealed
 from flowengine.errors import StoreFull
 from flowengine.objects import spill
 from flowengine.objects.transfer import PullError, Transfers
@@ -71,7 +72,13 @@ class Objects:
         if command.on_disk:
             spill.remove(self.disk_path(command.oid))
         else:
-            self.segments.free(command.oid.hex())
+            self.segments.free(command.oid.hex(), command.file)
+
+    def looked_at(self, message: Message) -> Message:
+        """The message; an object that a process has sealed may have been replaced since then by another life of it."""
+        if not isinstance(message, ObjectSealed) or self.segments.holds(message.oid.hex(), message.file):
+            return message
+        return SealedInVain(message.oid, message.size_bytes, message.file)
 
     def close(self) -> None:
         """Drop what is under way and what is on disk."""
@@ -95,7 +102,8 @@ class Objects:
         oid = command.oid
         try:
             disk_bytes = await self._in_thread(
-                spill.spill, self.segments.path(oid.hex()), command.size_bytes, self.disk_path(oid), self._chunk_bytes)
+                spill.spill, self.segments.path(oid.hex()), command.size_bytes, self.disk_path(oid), self._chunk_bytes,
+                command.file)
         except spill.ReaderBusy:
             return ObjectSpilled(oid, 0, busy=True)
         except OSError as error:
@@ -122,14 +130,14 @@ class Objects:
         except BaseException:
             segment.abort()
             raise
-        segment.seal()
+        segment.seal_copy()
 
     async def _pull(self, command: PullObject) -> Message:
         try:
             source = await self.transfers.pull(command.oid, command.size_bytes, command.nodes)
         except PullError as error:
-            return PullFailed(command.oid, command.nodes, f"{error}")
+            return PullFailed(command.oid, command.nodes, f"{error}", error.silent)
         except Exception as error:
             log.exception("pulling %s failed", command.oid.hex())
-            return PullFailed(command.oid, command.nodes, f"{type(error).__name__}: {error}")
+            return PullFailed(command.oid, command.nodes, f"{type(error).__name__}: {error}", command.nodes)
         return ObjectPulled(command.oid, source)

@@ -27,8 +27,13 @@ def note_running(note: mmap.mmap, spec: m.TaskSpec, attempt: int) -> None:
 
     The limit is for the node: code that never lets go of the interpreter keeps this process from minding it.
     """
+    note[:] = noted(spec, attempt)
+
+
+def noted(spec: m.TaskSpec, attempt: int) -> bytes:
+    """The note of an attempt that begins now."""
     until_ms = int((time.monotonic() + spec.timeout_s + STOP_GRACE_S) * 1000) if spec.timeout_s else 0
-    note[:] = spec.id + attempt.to_bytes(4, "big") + padded(spec.name, until_ms)
+    return spec.id + attempt.to_bytes(4, "big") + padded(spec.name, until_ms)
 
 
 @functools.lru_cache(maxsize=100)

@@ -33,8 +33,10 @@ from flowengine.objects.segments import Segments
 from flowengine.refs import Current, ObjectRef
 from flowengine.runtime import answers, process
 from flowengine.runtime.callbacks import Callbacks
-from flowengine.runtime.context import Context, Questions, wait_name
+from flowengine.runtime.context import Context, Courses, Questions, wait_name
 from flowengine.runtime.drive import Drive
+from flowengine.runtime.hearing import SHELL, Hearing
+from flowengine.runtime.membership import Membership
 from flowengine.runtime.settings import Tls
 from flowengine.runtime.values import Unbroken, Values, drop_durable, drop_state, warn
 
@@ -44,11 +46,12 @@ LONG_WAIT_S = 1.0  # then a worker looks whether the wait can end
 TICK_S = 0.1  # between looks at what was dropped
 
 
-class Session:
+class Session(Hearing):
     """The engine as one process sees it."""
 
     role = "driver"
     actor_kind: type | None = None  # the class of the actor that lives here
+    blocks_soon_s = 0.0  # a wait that is over before that is not worth telling anybody
 
     def __init__(self, config: Config, secret: bytes, tls: Tls | None, host: str) -> None:
         self.config = config
@@ -76,8 +79,10 @@ class Session:
         self.questions = Questions(self.endpoint)
         self.owner: Owner
         self.drive: Drive
+        self.membership: Membership
         self.values: Values
         self.log_sink: Callable[[m.LogLines], None] | None = None
+        self.courses = Courses()
         self.callbacks = Callbacks()
         self.thread = threading.Thread(target=self._run_loop, name="flowengine-loop", daemon=True)
 
@@ -105,6 +110,7 @@ class Session:
         self.drive = self.make_drive(owner)
         self.drive.attach(self.endpoint, self.loop)
         self.drive.perform.update(self.performers())
+        self.membership = Membership(self)
         await self.endpoint.connect(node)
         self.hello()
         self.loop.call_later(TICK_S, self._tick)
@@ -126,6 +132,7 @@ class Session:
         self.owner.head = welcome.head
         pool_bytes = int(welcome.store_limit_bytes * self.config.pool_fraction)
         self.values = Values(self, Segments(welcome.store_folder, pool_bytes))
+        self.membership.moved(self.node)
 
     def performers(self) -> dict[type, Callable[[Any], None]]:
         """How this process carries commands out."""
@@ -213,6 +220,8 @@ class Session:
         if self.node:  # else there are no machines yet
             self.drive.lost(peer, reason)
         self.questions.lost(peer, reason)
+        self.courses.lost((peer,), reason)
+        self.membership.lost(peer, reason)
 
     # --- waiting ----------------------------------------------------------------------------------
 
@@ -224,13 +233,17 @@ class Session:
         self.waits[number] = lock.release
         return number, lock
 
-    def block(self, number: int, lock: Any, deadline: float | None) -> bool:
-        """Wait for the lock; False when the time is over. An interrupt comes through and the wait is forgotten."""
+    def block(self, number: int, lock: Any, deadline: float | None, soon_s: float = 0.0) -> bool:
+        """Wait for the lock; False when the time is over. An interrupt comes through and the wait is forgotten.
+
+        soon_s: nobody is told of a wait that is over before.
+        """
         self.drive.flush_lazily()
         context = self.context
         try:
             self.check_open()
-            if lock.acquire(timeout=0.0002):
+            soon_s = self.blocks_soon_s and max(self.blocks_soon_s, soon_s)
+            if soon_s and lock.acquire(timeout=soon_s):
                 return True
             try:
                 self.going_to_block(context)
@@ -498,6 +511,8 @@ class Session:
         """End this process's part: waits fail, links close, the loop thread ends."""
         if self.closed:
             return
+        if self.session_name:
+            self.membership.close()
         self.closed = True
         if Current.session is self:
             Current.session = None
@@ -525,65 +540,3 @@ class Session:
         if self.bug is not None:
             bug, self.bug = self.bug, None
             raise bug
-
-    # --- messages for the shell -------------------------------------------------------------------
-
-    def welcomed(self, peer: str, message: m.Welcome) -> None:
-        """The node takes us."""
-        if not self.joined.done():
-            self.joined.set_result(message)
-
-    def space_given(self, peer: str, message: m.SpaceGiven) -> None:
-        """The node answers whether an object fits."""
-        self.values.space_given(message)
-
-    def freed(self, peer: str, message: m.ObjectFreed) -> None:
-        """Segments that this process wrote are not wanted any more."""
-        for oid in message.oids:
-            self.endpoint.send(peer, m.SegmentKept(oid, self.values.segments.free(oid.hex())), False)
-        self.endpoint.flush()
-
-    def trim(self, peer: str, message: m.PoolTrimmed) -> None:
-        """The node wants warm memory back."""
-        self.endpoint.send(peer, m.PoolTrimmed(self.values.segments.trim(message.size_bytes)))
-
-    def logged(self, peer: str, message: m.LogLines) -> None:
-        """Lines of a worker."""
-        if self.log_sink is not None:
-            self.log_sink(message)
-        elif self.role == "worker":
-            self.endpoint.send(self.node, message)  # it knows for whom this process works
-
-    def nodes_changed(self, peer: str, message: m.NodesChanged) -> None:
-        """Who is there."""
-        self.nodes_seen = message.nodes
-        self.drive.step(message, peer)
-
-    def ping(self, peer: str, message: m.Ping) -> None:
-        """Still here."""
-        self.endpoint.send(peer, m.Pong(message.number))
-
-    def chaos(self, peer: str, message: m.ChaosOrdered) -> None:
-        """Failure laboratory: nothing to arm in a driver."""
-
-    def at_point(self, point: str, what: bytes = b"") -> None:
-        """A named point of the failure laboratory is passed; armed in workers only."""
-
-    def goodbye(self, peer: str, message: m.Goodbye) -> None:
-        """The peer ends on purpose; its link will tell."""
-
-
-# By name, so that a worker's session can do more than a driver's.
-SHELL: dict[type, str] = {
-    m.Welcome: "welcomed",
-    m.SpaceGiven: "space_given",
-    m.ObjectFreed: "freed",
-    m.PoolTrimmed: "trim",
-    m.LogLines: "logged",
-    m.NodesChanged: "nodes_changed",
-    m.Asked: "answer",
-    m.Answered: "answered",
-    m.Ping: "ping",
-    m.ChaosOrdered: "chaos",
-    m.Goodbye: "goodbye",
-}

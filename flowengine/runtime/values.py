@@ -14,7 +14,7 @@ from flowengine.core import messages as m
 from flowengine.core import owner_state as s
 from flowengine.core.ids import short
 from flowengine.errors import EngineBug, FlowError, OutOfDisk, StoreFull, TaskError, traceback_text, unpack_error
-from flowengine.objects import codec
+from flowengine.objects import arrays, codec
 from flowengine.objects.segments import Segments
 from flowengine.recovery import durable
 from flowengine.recovery.durable import Durable
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+TRIES_MAX = 1_000  # to open what is said to be here: it may be spilled again and again just before
 SUCCESSOR_LOOK_S = 0.02  # a restarted node listens after some tenths of a second
 STORE_ERRORS: dict[str, type[FlowError]] = {"StoreFull": StoreFull, "OutOfDisk": OutOfDisk}
 
@@ -88,6 +89,7 @@ class Values:
     def load(self, oid: bytes, copy: bool = False, deadline: float | None = None) -> Any:
         """The value of an object that is ready; raises its error, or the one that unpickling raised."""
         session = self.session
+        tries = 0
         while True:
             value = session.owner.value_of(oid)
             kind = type(value)
@@ -104,6 +106,10 @@ class Values:
             session.check_open()
             if oid not in session.owner.objects:
                 raise EngineBug(f"object {short(oid)} is read though nothing refers to it")
+            tries += 1
+            if not tries % TRIES_MAX and not session.values.segments.exists(oid.hex()):
+                # Its node takes it to be there, and its file was removed behind the node's back.
+                session.endpoint.send(session.node, m.LoseObject(oid))
             session.fetch(oid, deadline)
 
     def unpacked_error(self, oid: bytes, value: m.Failed) -> FlowError:
@@ -145,12 +151,17 @@ class Values:
             return m.Inline(codec.to_inline(packed), contained)
         return self.store(oid, packed, owner, contained)
 
-    def store(self, oid: bytes, packed: codec.Packed, owner: str, contained: tuple[m.RefTo, ...] = ()) -> m.Stored:
-        """Write a packed value into the store of this host's node, or of its successor."""
+    def store(
+        self, oid: bytes, packed: codec.Packed, owner: str, contained: tuple[m.RefTo, ...] = (), is_gift: bool = False
+    ) -> m.Stored:
+        """Write a packed value into the store of this host's node, or of its successor.
+
+        is_gift: many of the same size follow one another, and what tells of this one is sent at once.
+        """
         try:
-            return self.write(oid, packed, owner, contained)
+            return self.write(oid, packed, owner, contained, is_gift)
         except NodeGone:
-            return self.successor().store(oid, packed, owner, contained)
+            return self.successor().store(oid, packed, owner, contained, is_gift)
 
     def successor(self) -> Values:
         """The store that takes the place of this one, which is waited for."""
@@ -162,14 +173,20 @@ class Values:
             time.sleep(SUCCESSOR_LOOK_S)
         return self.session.values
 
-    def write(self, oid: bytes, packed: codec.Packed, owner: str, contained: tuple[m.RefTo, ...] = ()) -> m.Stored:
+    def write(
+        self, oid: bytes, packed: codec.Packed, owner: str, contained: tuple[m.RefTo, ...] = (), is_gift: bool = False
+    ) -> m.Stored:
         """Write a packed value into a segment of its own and tell the node."""
         nbytes = codec.layout_bytes(packed)
-        self.ask_space(nbytes)
         session = self.session
+        # The node counts what is warm here as ours: to fill it again needs no more room, so nobody has to be asked.
+        segment = self.segments.reuse(oid.hex(), nbytes) if is_gift and session.values is self else None
+        returned: m.Message = m.SpaceReturned(nbytes) if segment is None else m.PoolTrimmed(nbytes)
+        if segment is None:
+            self.ask_space(nbytes)
         try:
             try:
-                segment = self.segments.create(oid.hex(), nbytes)
+                segment = segment or self.segments.create(oid.hex(), nbytes)
             except FileNotFoundError as error:
                 raise NodeGone(str(error)) from error  # the folder went with its node
             try:
@@ -178,15 +195,15 @@ class Values:
                 segment.abort()
                 raise
             session.at_point("object.before_seal", oid)
-            segment.seal()
+            file = segment.seal()
         except BaseException:
-            session.endpoint.send(self.node, m.SpaceReturned(nbytes))
+            session.endpoint.send(self.node, returned)
             raise
-        session.endpoint.send(self.node, m.ObjectSealed(oid, nbytes, owner))
+        session.endpoint.send(self.node, m.ObjectSealed(oid, nbytes, owner, file), not is_gift)
         session.at_point("object.after_seal", oid)
         if session.values is not self:
             raise NodeGone("the node was started again meanwhile")
-        return m.Stored(nbytes, (self.node,), contained)
+        return m.Stored(nbytes, (self.node,), contained, arrays.kind_of(packed))
 
     def ask_space(self, nbytes: int) -> None:
         """Wait until the node has room; raises StoreFull or OutOfDisk when there will be none."""
@@ -304,8 +321,8 @@ class Values:
             self.ask_space(len(blob))
             segment = self.segments.create(oid.hex(), len(blob))
             segment.view[:] = blob
-            segment.seal()
+            file = segment.seal()
         except Exception as error:  # each file system has errors of its own
             return f"its durable copy could not be read: {error}"
-        self.session.endpoint.send(self.session.node, m.ObjectSealed(oid, len(blob), self.session.address))
+        self.session.endpoint.send(self.session.node, m.ObjectSealed(oid, len(blob), self.session.address, file))
         return ""

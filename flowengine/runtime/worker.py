@@ -25,7 +25,6 @@ from flowengine.core.ids import object_id, short
 from flowengine.core.owner import Owner
 from flowengine.core.owner_waits import WaitIsLong
 from flowengine.errors import (
-    BadValue,
     FlowError,
     ObjectLost,
     OutOfDisk,
@@ -45,7 +44,7 @@ from flowengine.runtime.forks import end_fork, guard_forks
 from flowengine.runtime.notes import note_running, open_note
 from flowengine.runtime.session import Session
 from flowengine.runtime.settings import WorkerSettings
-from flowengine.slots import fill_slots
+from flowengine.slots import as_results, fill_slots
 
 FUNCTIONS_KEPT_MAX = 1_000
 INTERRUPT_SIGNAL = signal.SIGUSR1
@@ -75,6 +74,7 @@ class WorkerSession(Session):
     """The engine inside of a worker."""
 
     role = "worker"
+    blocks_soon_s = 0.0002
 
     def __init__(self, settings: WorkerSettings) -> None:
         super().__init__(settings.config, settings.secret, settings.tls, settings.host)
@@ -386,7 +386,7 @@ class Run:
             session.enter_user_code()
             if spec.life is not None:
                 Actor(session, self).live(function)
-            args, kwargs = self.arguments()
+            args, kwargs = self.arguments(getattr(function, "by_reference", False))
             result = function(*args, **kwargs)
             if spec.num_returns < 0:
                 return self.stream(result)
@@ -397,12 +397,14 @@ class Run:
         session.at_point("task.after_run")
         return self.pack(result)
 
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments with the values of references in their slots."""
+    def arguments(self, by_reference: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments with the values of references in their slots, or the references."""
         spec, push, session = self.spec, self.push, self.session
         if not spec.args and not push.values:
             return (), {}
-        values = self.inputs() if push.values else []
+        values: list[Any] = []
+        if push.values:
+            values = self.references() if by_reference else self.inputs()
         if spec.args_object is not None:
             args, kwargs = values.pop()
         elif spec.args:
@@ -428,6 +430,12 @@ class Run:
                 found.append(session.values.load(ref.oid))
         return found
 
+    def references(self) -> list[Any]:
+        """References whose values are known, for code of the engine that looks where these are before it loads them."""
+        spec, session = self.spec, self.session
+        session.step(s.InputsGiven(spec.deps, self.push.values))
+        return [ObjectRef(session, ref.oid, ref.owner, ref.heir) for ref in spec.deps]
+
     def pack(self, result: Any) -> tuple[m.Value, ...]:
         spec = self.spec
         if spec.num_returns == 1:
@@ -450,7 +458,9 @@ class Run:
         return tuple(made)
 
     def pack_one(self, index: int, value: Any) -> m.Value:
-        packed = codec.pack(value)
+        if type(value) is m.Stored:
+            return value  # code of the engine has made it in the store
+        packed = value if type(value) is codec.Packed else codec.pack(value)
         if not packed.refs and packed.nbytes <= self.session.config.inline_bytes_max:
             return m.Inline(codec.to_inline(packed))
         made = self.session.values.keep(object_id(self.spec.id, index), packed, self.caller)
@@ -550,6 +560,7 @@ class Run:
     def leave(self, cancel: bool, again: bool = False) -> None:
         session = self.session
         self.drop_given()
+        session.membership.code_ended(again)
         if session.context.is_parent:
             session.drive.step(s.ParentEnded(self.spec.id, cancel, again))
 
@@ -564,19 +575,6 @@ class Run:
 
     def run_us(self) -> int:
         return time.monotonic_ns() // 1000 - self.began_us
-
-
-def as_results(result: Any, count: int, name: str) -> list[Any]:
-    """What a task with several returns gave, as so many values; a wrong number is the caller's mistake."""
-    try:
-        results = list(result) if not isinstance(result, (dict, str, bytes)) else None
-    except TypeError:
-        results = None
-    if results is None:
-        raise BadValue(f"{name} must return {count} values (num_returns={count}), not {type(result).__name__}")
-    if len(results) != count:
-        raise BadValue(f"{name} must return {count} values (num_returns={count}), not {len(results)}")
-    return results
 
 
 def flush_streams() -> None:

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import flowengine as flow
+from flowengine.refs import current_session
 from tests.cluster.kit import two_workers, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("engine")]
@@ -93,6 +94,18 @@ def test_large_closure_is_sent_once_not_with_every_call():
     began = time.monotonic()
     assert flow.get([pick.remote(index) for index in range(300)], timeout=30) == list(large[:300])
     assert time.monotonic() - began < 20  # 2.4 GB, if it went with each
+
+
+@pytest.mark.parametrize("borrowed", [False, True])
+def test_a_value_whose_file_was_removed_by_a_stranger_is_made_again(borrowed):
+    @flow.remote
+    def reads(refs):
+        return flow.get(refs[0])
+
+    ref = filled.remote(5)
+    flow.wait([ref], timeout=10)
+    os.unlink(current_session().values.segments.path(ref.hex()))
+    assert flow.get(reads.remote([ref]) if borrowed else ref, timeout=20)[-1] == 5
 
 
 # --- values -------------------------------------------------------------------------------------------

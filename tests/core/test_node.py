@@ -326,12 +326,38 @@ def test_one_pull_serves_all_who_ask():
     assert kit.node.stats()["bytes_moved"] == 60
 
 
+def test_owners_hear_of_a_copy_that_was_made_here_while_it_could_not_be_pulled():
+    kit, oid = Kit(), b"a" * 20
+    kit.says(m.ObjectWanted(oid, 60, "heir", (OTHER,)), "w1")
+    kit.says(m.ObjectSealed(oid, 60, "owner", 1), "w2")
+    failed = kit.says(c.PullFailed(oid, (OTHER,), "silence", (OTHER,)))
+    assert sent(failed, m.CopyAdded, "heir") == [m.CopyAdded(oid, ME)]
+    kit.says(m.ObjectFreed((oid,)), "heir")
+    kit.says(m.ObjectFreed((oid,)), "owner")
+    assert oid not in kit.node.store.entries
+
+
 def test_failed_pull_is_forgotten():
     kit, want = Kit(), m.ObjectWanted(b"a" * 20, 60, "owner", (OTHER,))
     kit.says(want, "w1")
-    assert sent(kit.says(c.PullFailed(b"a" * 20, (OTHER,), "gone")), m.ObjectMissing)[0].reason == "gone"
+    failed = kit.says(c.PullFailed(b"a" * 20, (OTHER,), "gone", (OTHER,)))
+    assert sent(failed, m.ObjectMissing) == [m.ObjectMissing(b"a" * 20, (OTHER,), "gone", (OTHER,))]
     assert ordered(kit.says(want, "w1"), c.PullObject)
     assert sent(kit.says(m.ObjectWanted(b"b" * 20, 1, "owner", (ME,)), "w1"), m.ObjectMissing)
+
+
+def test_a_writer_that_fills_a_warm_segment_anew_need_not_ask():
+    kit = Kit()
+    put(kit, b"a", 60)
+    kit.says(m.ObjectFreed((b"a" * 20,)), "d")
+    kit.says(m.SegmentKept(b"a" * 20, 64), "w1")
+    trimmed = sent(kit.says(m.SpaceAsked(2, 90), "w2"), m.PoolTrimmed, "w1")
+    kit.says(m.ObjectSealed(b"b" * 20, 60, "d", 1), "w1")
+    store = kit.node.store
+    assert (store.used_bytes, store.granted_bytes, store.pools, trimmed) == (60, 90, {"w1": 4}, [m.PoolTrimmed(54)])
+    kit.says(m.PoolTrimmed(0), "w1")
+    kit.says(m.SpaceReturned(90), "w2")
+    assert sent(kit.says(m.SpaceAsked(3, 30), "w1"), m.SpaceGiven) == [m.SpaceGiven(3, True)]
 
 
 def test_free_asks_the_writer_who_may_keep_the_segment():
@@ -361,6 +387,65 @@ def test_free_while_it_is_spilled_is_done_afterwards():
     kit.says(m.ObjectFreed((b"a" * 20,)), "d")
     assert ordered(kit.says(c.ObjectSpilled(b"a" * 20, 30)), c.RemoveObject) == [c.RemoveObject(b"a" * 20, True)]
     assert kit.node.store.entries == {}
+
+
+def seal(kit: Kit, file: int, writer: str, size_bytes: int = 60) -> list[c.Command]:
+    return kit.says(m.ObjectSealed(b"a" * 20, size_bytes, "d", file), writer)
+
+
+def test_a_free_names_the_file_and_another_life_of_the_object_stays():
+    kit = Kit(store_bytes=1000)
+    seal(kit, 5, "w1")
+    assert sent(kit.says(m.ObjectFreed((b"a" * 20,)), "d"), m.ObjectFreed, "w1") == [
+        m.ObjectFreed((b"a" * 20,), files=(5,))]
+    seal(kit, 7, "w2")
+    assert kit.says(m.SegmentKept(b"a" * 20, 60, 5), "w1") == []
+    assert kit.node.store.used_bytes == 60
+    assert kit.says(m.ObjectWanted(b"a" * 20, 60, "d", (ME,)), "w1") == [c.Send("w1", m.ObjectHere(b"a" * 20))]
+    assert kit.says(m.LoseObject(b"a" * 20), "d") == [c.RemoveObject(b"a" * 20, False, "", 7)]
+
+
+def test_what_was_replaced_before_its_seal_was_told_is_no_object_and_its_writer_lets_go_of_it():
+    kit = Kit()
+    kit.says(m.SpaceAsked(1, 60), "w1")
+    assert kit.says(c.SealedInVain(b"a" * 20, 60, 5), "w1") == [
+        c.Send("w1", m.ObjectFreed((b"a" * 20,), files=(5,)))]
+    assert (kit.node.store.entries, kit.node.store.granted_bytes, kit.node.store.used_bytes) == ({}, 0, 0)
+    assert kit.says(m.SegmentKept(b"a" * 20, 0, 5), "w1") == []
+    seal(kit, 7, "w2")
+    assert sent(seal(kit, 8, "w1"), m.ObjectFreed, "w2") == [m.ObjectFreed((b"a" * 20,), files=(7,))]
+    assert seal(kit, 9, "w1") == []  # a process lets go of its own
+    kit.ended(1)
+    assert kit.says(m.ObjectFreed((b"a" * 20,)), "d") == [c.RemoveObject(b"a" * 20, False, "", 9)]
+
+
+def test_what_a_writer_was_freeing_when_it_died_goes_and_another_life_stays():
+    kit = Kit(store_bytes=1000)
+    seal(kit, 5, "w1")
+    kit.says(m.ObjectFreed((b"a" * 20,)), "d")
+    seal(kit, 7, "w2")
+    assert ordered(kit.ended(1), c.RemoveObject) == [c.RemoveObject(b"a" * 20, False, "", 5)]
+    assert list(kit.node.store.memory) == [b"a" * 20]
+
+
+def test_what_is_made_again_while_the_former_is_spilled_stays_in_memory():
+    kit = Kit()
+    put(kit, b"a", 60)
+    assert kit.says(m.SpaceAsked(7, 50), "w1") == [c.SpillObject(b"a" * 20, 60)]
+    seal(kit, 7, "w2")
+    assert ordered(kit.says(c.ObjectSpilled(b"a" * 20, 30)), c.RemoveObject) == [c.RemoveObject(b"a" * 20, True)]
+    (entry,) = kit.node.store.memory.values()
+    assert (entry.place, entry.file, entry.sealed_meanwhile, kit.node.store.disk_bytes) == ("memory", 7, False, 0)
+
+
+def test_who_asked_for_what_was_doomed_hears_of_it_when_it_is_made_again():
+    kit = Kit()
+    put(kit, b"a", 60)
+    kit.says(m.SpaceAsked(7, 50), "w1")
+    kit.says(m.LoseObject(b"a" * 20), "d")
+    assert kit.says(m.ObjectWanted(b"a" * 20, 60, "d", (ME,)), "w2") == []
+    seal(kit, 7, "w1")
+    assert sent(kit.says(c.SpillFailed(b"a" * 20, "the object was made again")), m.ObjectHere, "w2")
 
 
 def test_lost_on_purpose_is_lost_silently():

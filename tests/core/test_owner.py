@@ -6,6 +6,7 @@ from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
 from flowengine.core.ids import child_id, object_id
+from flowengine.core.invariants import check
 from flowengine.core.owner import Owner
 from flowengine.core.owner_state import State
 from flowengine.errors import ObjectLost, TaskTimeout, unpack_error
@@ -176,3 +177,48 @@ def test_who_owns_it_now_hears_of_us_before_a_value_that_nobody_needs_is_refused
     told = [type(message) for to, message in scene.sent if to == alive.owner]
     assert told.index(m.HeirAsked) < told.index(m.BorrowDropped)
     assert scene.owner.objects[dead.oid].owner == alive.owner
+
+
+def of_the_first(count: int) -> tuple[Scene, bytes, list[bytes]]:
+    """A task that needs so many of three inputs."""
+    scene = with_worker()
+    makers = [scene.submit(number) for number in (1, 2, 3)]
+    deps = tuple(m.RefTo(object_id(maker, 0), ME) for maker in makers)
+    return scene, scene.submit(4, deps=deps, enough=count), makers
+
+
+def test_a_task_of_the_first_inputs_is_pushed_with_those_and_does_not_wait_behind_the_others():
+    scene, task, makers = of_the_first(2)
+    assert not any(push.spec.id == task for push in scene.of(m.PushTask))
+    scene.step(m.TaskDone(makers[0], 1, (STORED,), 10), WORKER)
+    scene.step(m.TaskDone(makers[2], 1, (m.Inline(b"3"),), 10), WORKER)
+    push = next(push for push in scene.of(m.PushTask) if push.spec.id == task)
+    assert [ref.oid for ref in push.spec.deps] == [object_id(maker, 0) for maker in (makers[0], makers[2])]
+    assert push.values == (STORED, m.Inline(b"3"))
+    assert check(scene.owner) == []
+    scene.step(s.RefsDropped((object_id(makers[1], 0),)))
+    scene.step(m.TaskDone(makers[1], 1, (m.Inline(b"2"),), 10), WORKER)
+    assert object_id(makers[1], 0) not in scene.owner.objects  # nothing needs it
+
+
+def test_a_result_of_the_first_inputs_is_made_again_from_the_same():
+    scene, task, makers = of_the_first(2)
+    for maker in (makers[2], makers[1]):
+        scene.step(m.TaskDone(maker, 1, (STORED,), 10), WORKER)
+    scene.step(m.TaskDone(task, 1, (STORED,), 10), WORKER)
+    scene.step(m.TaskDone(makers[0], 1, (STORED,), 10), WORKER)
+    scene.step(s.LoseAsked(object_id(task, 0)))
+    scene.step(m.CopiesLost(object_id(task, 0), (NODE,)), NODE)
+    scene.step(s.FetchAsked(1, object_id(task, 0)))
+    push = next(push for push in scene.of(m.PushTask) if push.spec.id == task)
+    assert [ref.oid for ref in push.spec.deps] == [object_id(maker, 0) for maker in makers[1:]]
+
+
+def test_an_error_among_the_first_inputs_is_the_error_of_the_task_and_a_late_one_is_not():
+    scene, task, makers = of_the_first(2)
+    scene.step(m.TaskFailed(makers[0], 1, b"e", "task", False, 5), WORKER)
+    assert scene.owner.objects[object_id(task, 0)].value == m.Failed(b"e", "task")
+    scene, task, makers = of_the_first(1)
+    scene.step(m.TaskDone(makers[1], 1, (STORED,), 10), WORKER)
+    scene.step(m.TaskFailed(makers[0], 1, b"e", "task", False, 5), WORKER)
+    assert scene.owner.tasks[task].state is State.SENT

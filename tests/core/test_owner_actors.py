@@ -72,6 +72,66 @@ def test_a_call_that_is_cancelled_before_the_actor_is_there_leaves_its_number_un
     assert scene.pushes()[1].spec.id == second
 
 
+def test_a_call_that_goes_out_when_its_caller_has_ended_is_kept_by_the_actors_owner():
+    scene = with_handle()
+    scene.step(s.ParentBegan(CALLER, MAKER, 1))
+    call = scene.call(0)
+    scene.step(s.ParentEnded(CALLER))
+    assert not scene.sent
+    scene.alive()
+    (kept,) = [message for to, message in scene.sent if to == MAKER]
+    assert isinstance(kept, m.CallsKept)
+    assert [(push.spec.id, push.seq, push.seen) for push in kept.calls] == [(call, 0, True)]
+    assert [push.seen for push in scene.pushes()] == [False]
+
+
+def test_a_call_goes_out_in_the_step_in_which_it_is_made_unless_one_is_ahead_of_it():
+    scene = with_handle()
+    scene.call(0)
+    scene.alive()
+    second = scene.call(1)
+    assert [(push.spec.id, push.seq, push.attempt) for push in scene.pushes()] == [(second, 1, 1)]
+    awaited = m.RefTo(b"i" * 20, MAKER)
+    scene.step(s.RefsMade((awaited,)))
+    third = scene.call(2, deps=(awaited,))
+    fourth = scene.call(3)
+    assert not scene.pushes()
+    scene.step(m.ObjectReady(awaited.oid, m.Inline(b"x")), MAKER)
+    assert [(push.spec.id, push.seq) for push in scene.pushes()] == [(third, 2), (fourth, 3)]
+
+
+def test_a_call_that_its_caller_makes_again_takes_the_place_of_the_first():
+    scene = with_handle()
+    first = scene.call(0)
+    scene.alive()
+    second = scene.call(1)
+    for call in (first, second):
+        scene.done(call)
+        assert scene.owner.objects[object_id(call, 0)].value == m.Inline(b"x")
+    assert scene.owner.counters["calls_executed"] == 2
+    scene.step(s.RefsDropped((object_id(first, 0), object_id(second, 0))))
+    assert not scene.owner.tasks
+    scene.step(s.ParentBegan(CALLER, MAKER, 2))
+    scene.call(0)
+    assert [(push.seq, push.attempt) for push in scene.pushes()] == [(0, 1)]
+    sent = scene.owner.targets[ACTOR].sent
+    assert list(sent) == [(CALLER, 0), (CALLER, 1)]
+    assert sent[CALLER, 0] is scene.owner.tasks[first]  # in place of that of the former run
+
+
+def test_a_late_reply_of_the_last_incarnation_is_not_heard_when_the_next_is_known():
+    scene = with_handle()
+    call = scene.call(0)
+    scene.alive()
+    scene.step(m.ActorAt(ACTOR, 1, "restarting"), MAKER)
+    scene.alive(2)
+    scene.step(m.TaskDone(call, 1, (m.Inline(b"old"),), 10, place=5), f"{WORKER}1")
+    assert scene.owner.tasks[call].state is s.State.SENT
+    assert not scene.owner.stash.open  # nor is how far that one came taken for news of this one
+    scene.step(m.TaskDone(call, 1, (m.Inline(b"new"),), 10, place=1), f"{WORKER}2")
+    assert scene.owner.objects[object_id(call, 0)].value == m.Inline(b"new")
+
+
 def test_a_call_that_was_cut_short_is_not_done_by_a_new_incarnation():
     scene = with_handle()
     scene.alive()
@@ -251,6 +311,49 @@ def test_an_actor_that_only_inputs_of_its_own_calls_would_need_ends():
     scene.step(s.ActorLooked(actor))
     assert not scene.owner.made
     assert not scene.owner.objects
+
+
+def test_an_actor_ends_that_only_calls_which_are_kept_for_it_pin():
+    scene, actor = made()
+    granted(scene, 1)
+    scene.step(m.ActorReady(actor, 1, f"{WORKER}1"), f"{WORKER}1")
+    handle, call, kept = m.RefTo(object_id(actor, 0), ME), child_id(CALLER, 0), child_id(CALLER, 1)
+    scene.step(s.Submitted(m.TaskSpec(call, b"m", "C.m", nested=(handle,), actor=handle, caller_key=CALLER), None))
+    scene.step(m.ActorAt(actor, 1, "alive", f"{WORKER}1"), ME)
+    again = m.TaskSpec(kept, b"m", "C.m", nested=(handle,), actor=handle, caller_key=CALLER)
+    scene.step(m.CallsKept(actor, (m.PushTask(again, 1, 0, seq=1, seen=True),)), f"{WORKER}1")
+    scene.step(s.RefsDropped((handle.oid,)))
+    scene.step(s.ActorLooked(actor))
+    assert actor in scene.owner.made  # a call is open
+    scene.done(call)
+    scene.step(s.ActorLooked(actor))
+    scene.step(s.RefsDropped((object_id(call, 0),)))
+    assert not scene.owner.made
+    assert not scene.owner.objects
+
+
+def test_an_actor_ends_that_only_the_argument_of_another_in_its_own_calls_would_need():
+    scene, actor = made()
+    granted(scene, 1)
+    scene.step(m.ActorReady(actor, 1, f"{WORKER}1"), f"{WORKER}1")
+    handle, maker = m.RefTo(object_id(actor, 0), ME), child_id(b"", 2)
+    second = m.RefTo(object_id(child_id(maker, 1), 0), ME, m.HANDLE)
+    scene.step(s.Submitted(m.TaskSpec(maker, b"g", "g", nested=(handle,)), b"blob"))
+    for lease, worker in ((8, f"{WORKER}8"), (9, f"{WORKER}9")):  # the first run of the maker dies
+        scene.step(m.LeaseGranted(lease, (("CPU", 1.0),), (), worker, f"w{lease}", "node"), NODE)
+        gift = m.RefTo(object_id(child_id(maker, 0), 0), worker, f"{ME} {maker.hex()}")
+        life = m.ActorLife()
+        other = m.TaskSpec(child_id(maker, 1), b"f", "D", deps=(gift,), parent=maker, max_retries=-1, life=life)
+        scene.step(m.ActorMade(other, b"blob", (m.Pending(),), maker), worker)
+        if lease == 8:
+            scene.step(m.LeaseLost(8, m.Death("w8", "h", 7, -9, maker, 1)), NODE)
+    scene.step(m.TaskDone(maker, 2, (m.Inline(b"done"),), 10), f"{WORKER}9")
+    call = m.TaskSpec(child_id(CALLER, 0), b"m", "C.m", nested=(second,), actor=handle, caller_key=CALLER)
+    scene.step(m.CallsKept(actor, (m.PushTask(call, 1, 0, seq=0, seen=True),), True), f"{WORKER}9")
+    scene.step(m.BorrowDropped(second.oid, 1), f"{WORKER}9")
+    scene.step(s.RefsDropped((handle.oid, object_id(maker, 0))))
+    scene.step(s.ActorLooked(actor))
+    assert not scene.owner.made
 
 
 def test_a_borrower_does_not_hold_an_actor_for_what_it_may_make_again():

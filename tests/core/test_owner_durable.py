@@ -143,6 +143,14 @@ def test_a_copy_goes_with_its_object():
     assert scene.of(c.DropDurable) == [c.DropDurable(first, URL)]
 
 
+def test_what_is_in_a_store_again_when_nobody_needs_it_any_more_is_freed():
+    scene = Scene(node_mtbf_s=20.0)
+    first = scene.run(None, 10 * SECOND_US)
+    scene.step(s.RefsDropped((first,)))
+    scene.step(s.DurableBack(first, OTHER))
+    assert [one.message for one in scene.of(c.Send) if one.to == OTHER] == [m.ObjectFreed((first,))]
+
+
 def test_a_copy_of_what_nobody_needs_any_more_is_dropped_when_it_comes():
     scene = Scene(node_mtbf_s=20.0)
     first = scene.run(None, 10 * SECOND_US)

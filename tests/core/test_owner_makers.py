@@ -8,7 +8,7 @@ from flowengine.core import messages as m
 from flowengine.core import owner_state as s
 from flowengine.core.ids import child_id, object_id
 from flowengine.core.owner import Owner
-from flowengine.errors import ActorDied, unpack_error
+from flowengine.errors import ActorDied, ObjectLost, pack_error, unpack_error
 
 ME, NODE, DRIVER, MAKER, OTHER = "tcp://h:1#me", "tcp://h:2#node", "tcp://h:3#drv", "tcp://h:4#mkr", "tcp://h:5#oth"
 TOP = child_id(b"", 7)
@@ -178,14 +178,43 @@ def test_a_constructors_argument_that_is_lost_is_the_actors_end_and_callers_hear
     unknown = m.RefTo(object_id(child_id(TOP, 5), 0), MAKER)
     scene = driver(unknown, values=(m.Pending(),))
     scene.step(m.WatchActor(ACTOR), OTHER)
-    scene.step(m.PeerLost(MAKER, "gone"))
+    scene.step(m.ObjectReady(unknown.oid, m.Failed(pack_error(ObjectLost("it is gone")), "lost")), MAKER)
     told = next(message for to, message in scene.sent if to == OTHER and isinstance(message, m.ActorAt))
     error = unpack_error(told.error)
     assert isinstance(error, ActorDied)
     assert "an argument of its constructor is lost" in str(error)
     scene.step(asked(m.RefTo(unknown.oid, OTHER), values=(m.Inline(b"x"),)), OTHER)
     assert scene.owner.made[ACTOR].state == "pending"  # the maker has run again and brings it
-    assert scene.owner.objects[HANDLE.oid].borrowers == {OTHER: 1}
+    assert scene.owner.objects[HANDLE.oid].borrowers == {MAKER: 1, OTHER: 1}
+
+
+def test_an_argument_whose_owner_died_is_waited_for_while_its_maker_may_run_again():
+    pending = m.RefTo(object_id(child_id(TOP, 5), 0), MAKER)
+    scene = driver(pending, values=(m.Pending(),))
+    scene.step(m.PeerLost(MAKER, "gone"))
+    assert scene.owner.made[ACTOR].state == "pending"
+    scene.step(m.LeaseLost(1, m.Death("w1", "h", 7, -9, TOP, 1)), NODE)
+    scene.step(m.LeaseGranted(3, (("CPU", 1.0),), (), OTHER, "w3", "node"), NODE)
+    asked = [message for to, message in scene.sent if to == OTHER][-2:]
+    assert asked == [m.HeirAsked(pending.oid, OTHER, TOP), m.WatchObject(pending.oid)]
+    scene.step(m.TaskDone(TOP, 2, (m.Inline(b"x"),), 10), OTHER)  # it did not come to the actor again
+    assert [message for to, message in scene.sent if to == OTHER] == [m.HeirAsked(pending.oid, OTHER, b"")]
+    scene.step(m.BorrowConfirmed(pending.oid), OTHER)
+    scene.step(m.ObjectReady(pending.oid, m.Failed(pack_error(ObjectLost("unknown")), "lost")), OTHER)
+    assert not scene.owner.made or scene.owner.made[ACTOR].state == "dead"
+
+
+def test_an_argument_of_a_run_that_was_stopped_is_waited_for_while_its_maker_may_run_again():
+    pending = m.RefTo(object_id(child_id(TOP, 5), 0), MAKER)
+    lost = m.ObjectReady(pending.oid, m.Failed(pack_error(ObjectLost("it had to stop")), "lost"))
+    scene = driver(pending, values=(m.Pending(),))
+    scene.step(m.MakerLeft(ACTOR), MAKER)
+    scene.step(lost, MAKER)
+    assert scene.owner.made[ACTOR].state == "pending"
+    scene.step(m.TaskDone(TOP, 1, (m.Inline(b"x"),), 10), MAKER)  # nobody brings it any more
+    assert scene.kinds(MAKER) == [m.WatchObject]
+    scene.step(lost, MAKER)
+    assert ACTOR not in scene.owner.made or scene.owner.made[ACTOR].state == "dead"
 
 
 def test_an_argument_is_asked_of_the_maker_that_runs_again_and_not_of_an_heir_that_waits_for_it():
@@ -200,6 +229,19 @@ def test_an_argument_is_asked_of_the_maker_that_runs_again_and_not_of_an_heir_th
     assert scene.kinds(OTHER) == [m.BorrowDropped]
     scene.step(m.ObjectReady(pending.oid, m.Inline(b"x")), fresh)
     assert any(queue.count for queue in scene.owner.queues.values())
+
+
+def test_an_argument_that_is_lost_while_the_actor_lives_is_had_from_the_maker_that_runs_again():
+    heir, gone = f"{DRIVER} {TOP.hex()}", "tcp://h:6#gone"
+    scene = driver(m.RefTo(object_id(child_id(TOP, 5), 0), MAKER, heir), values=(m.Stored(1 << 20, (gone,)),))
+    shape, place = next(key for key in scene.owner.queues if key[1][:1] == (s.SOLE,))
+    scene.step(m.LeaseGranted(2, shape, place, OTHER, "w2", "node"), NODE)
+    scene.step(m.ActorReady(ACTOR, 1, OTHER), OTHER)
+    scene.step(m.PeerLost(gone, "gone"))
+    scene.step(m.LeaseLost(1, m.Death("w1", "h", 7, -9, TOP, 1)), NODE)
+    fresh = "tcp://h:7#fresh"
+    scene.step(asked(m.RefTo(object_id(child_id(TOP, 5), 0), fresh, heir), values=(m.Pending(),)), fresh)
+    assert m.WatchObject in scene.kinds(fresh)  # it waits for the actor, which may die now
 
 
 def test_an_actor_that_nobody_needs_hands_its_calls_over_before_its_process_ends():

@@ -56,7 +56,8 @@ class NodeMachine(RuleBasedStateMachine):
         self.tokens: list[tuple[str, int]] = []  # (process, object) for which room was granted
         self.asked: dict[tuple[str, int], int] = {}
         self.request = 0
-        self.to_free: list[tuple[str, bytes]] = []  # writer has to answer
+        self.files = 0
+        self.to_free: list[tuple[str, bytes, int]] = []  # writer has to answer
         self.waiting_for: dict[tuple[str, bytes], None] = {}
         self.does(self.node.start(0.0))
 
@@ -93,7 +94,7 @@ class NodeMachine(RuleBasedStateMachine):
             else:
                 assert message.kind in ("StoreFull", "OutOfDisk")
         elif isinstance(message, m.ObjectFreed):
-            self.to_free += [(to, oid) for oid in message.oids]
+            self.to_free += [(to, *freed) for freed in zip(message.oids, message.files, strict=True)]
         elif isinstance(message, m.ObjectHere | m.ObjectMissing):
             self.waiting_for.pop((to, message.oid), None)
 
@@ -239,9 +240,12 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(which=pick, owner=pick, seal=st.booleans())
     def uses_room(self, which: int, owner: int, seal: bool) -> None:
         process, index = self.tokens.pop(which % len(self.tokens))
+        self.files += 1
         if seal:
             names = self.alive()
-            self.tell(m.ObjectSealed(oid_of(index), SIZES[index], names[owner % len(names)]), process)
+            self.tell(m.ObjectSealed(oid_of(index), SIZES[index], names[owner % len(names)], self.files), process)
+        elif owner % 2:
+            self.tell(c.SealedInVain(oid_of(index), SIZES[index], self.files), process)
         else:
             self.tell(m.SpaceReturned(SIZES[index]), process)
 
@@ -274,8 +278,8 @@ class NodeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.to_free)
     @rule(which=pick, keep=st.booleans())
     def writer_frees(self, which: int, keep: bool) -> None:
-        writer, oid = self.to_free.pop(which % len(self.to_free))
-        self.tell(m.SegmentKept(oid, 10 if keep else 0), writer)
+        writer, oid, file = self.to_free.pop(which % len(self.to_free))
+        self.tell(m.SegmentKept(oid, 10 if keep else 0, file), writer)
 
     @precondition(lambda self: self.alive())
     @rule(which=pick, size_bytes=st.integers(0, 20))
@@ -315,8 +319,8 @@ class NodeMachine(RuleBasedStateMachine):
         for _ in range(60):
             while self.work:
                 self.act(self.work.pop(0), 1)
-            for writer, oid in self.to_free:
-                self.tell(m.SegmentKept(oid, 0), writer)
+            for writer, oid, file in self.to_free:
+                self.tell(m.SegmentKept(oid, 0, file), writer)
             self.to_free = []
             for process, index in self.tokens:
                 self.tell(m.SpaceReturned(SIZES[index]), process)

@@ -57,14 +57,16 @@ class OwnerMachine(RuleBasedStateMachine):
 
     # --- user code ---
 
-    @rule(deps=st.lists(pick, max_size=2), nested=st.lists(pick, max_size=1), returns=st.sampled_from((1, 1, 2)))
-    def submits(self, deps: list[int], nested: list[int], returns: int) -> None:
+    @rule(deps=st.lists(pick, max_size=3), nested=st.lists(pick, max_size=1), returns=st.sampled_from((1, 1, 2)),
+          some=st.booleans())
+    def submits(self, deps: list[int], nested: list[int], returns: int, some: bool) -> None:
         known = [ref for ref in self.refs if ref in self.owner.objects]
         inputs = tuple(m.RefTo(known[i % len(known)], ME) for i in deps if known)
         inside = tuple(m.RefTo(known[i % len(known)], ME) for i in nested if known)
         self.children += 1
         task = child_id(b"parent".ljust(16), self.children)
-        spec = m.TaskSpec(task, b"f" * 16, "f", b"", None, inputs, inside, returns, SHAPE, max_retries=1)
+        enough = len(inputs) - 1 if some and len(inputs) > 1 else 0
+        spec = m.TaskSpec(task, b"f" * 16, "f", b"", None, inputs, inside, returns, SHAPE, max_retries=1, enough=enough)
         self.tell(s.Submitted(spec, b"code"))
         self.refs += [object_id(task, index) for index in range(returns)]
 

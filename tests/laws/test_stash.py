@@ -218,3 +218,25 @@ def test_what_waited_for_a_journal_that_has_died_goes_out():
     assert stash.attach([c.Send("peer", NEWS)]) != [c.Send("peer", NEWS)]
     assert stash.peer_lost(JOURNAL) == [c.Send("peer", NEWS)]
     assert not stash.open
+
+
+def test_what_the_journal_says_of_a_log_that_is_not_held_any_more_is_not_taken_for_what_came_since():
+    stash = Stash()
+    turns = [("turn", number, b"caller") for number in range(2)]
+    stash.merge(JOURNAL, (m.Log(b"a" * 16, 1, (turns[0],), 1, 0, 2),), "peer")
+    (late,) = stash.flush(everything=True)
+    stash.merge(JOURNAL, (m.Log(b"a" * 16, 1, (), 1, 2, 2),), "peer")  # others know that already
+    assert not stash.open
+    stash.merge(JOURNAL, (m.Log(b"a" * 16, 1, (turns[1],), 2, 0, 2),), "peer")
+    stash.kept(m.StashKept(b"a" * 16, 1, late.message.mark, 1))
+    assert stash.given(b"a" * 16, 1) == ((turns[1],), 2)
+
+
+def test_a_log_of_the_next_incarnation_takes_the_place_of_the_last():
+    stash = Stash()
+    for incarnation in (1, 2):
+        stash.merge(JOURNAL, (m.Log(b"a" * 16, incarnation, (("turn", 0, b"caller"),), 1, 0, 2),), "peer")
+    (written,) = stash.flush(everything=True)
+    assert (written.message.attempt, len(written.message.recorded)) == (2, 1)
+    stash.kept(m.StashKept(b"a" * 16, 2, written.message.mark, 1))
+    assert stash.bytes == 0

@@ -69,6 +69,18 @@ def test_batches_travel():
     assert len(WIRE) == len({kind.__name__ for kind in WIRE})
 
 
+def test_what_a_machine_says_to_itself_it_hears_after_the_step():
+    machine = Machine({1: [Send("me", PeerLost("b", "")), Send("a", Pong(1))]})
+
+    async def scenario(drive, post):
+        drive.attach(post, asyncio.get_running_loop(), "me")
+        drive.step(Ping(1), "a")
+        assert machine.seen == [(Ping(1), "a"), (PeerLost("b", ""), "me")]
+        assert post.frames == [[("a", Pong(1))]]
+
+    assert driven(machine, scenario) == []
+
+
 def test_a_batch_goes_in_one_by_one_and_its_answers_out_as_one_frame():
     machine = Machine({1: [Send("a", Pong(1))], 2: [Send("a", Pong(2)), Send("b", Pong(2))]})
 

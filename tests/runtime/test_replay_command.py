@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import io
 import os
+import pathlib
 import pty
 import subprocess
 import sys
@@ -206,3 +207,11 @@ def test_stored_values_are_copied_and_old_files_go(tmp_path, monkeypatch):
 def test_a_value_that_is_too_large_is_left_out(monkeypatch):
     monkeypatch.setattr(records, "COPY_BYTES_MAX", 10)
     assert records.with_copies(a_task(1), {LARGE.oid: stored([1])}) == a_task(1)
+
+
+def test_a_record_that_another_program_removes_meanwhile_is_passed_over(tmp_path, monkeypatch):
+    kept, gone = tmp_path / "a.record", tmp_path / "b.record"
+    kept.touch()
+    monkeypatch.setattr(pathlib.Path, "glob", lambda folder, pattern: iter((gone, kept)))
+    assert [path for _, path in records.by_age(tmp_path)] == [kept]
+    records.prune(tmp_path)

@@ -63,6 +63,24 @@ def test_what_a_reader_maps_stays(store, tmp_path):
     spill.spill(store.path(NAME), size, disk, CHUNK_BYTES)
 
 
+def test_another_life_of_the_object_is_not_spilled_and_not_removed(store, tmp_path, monkeypatch):
+    size = put(store, bytes(1 << 20))
+    inode = os.stat(store.path(NAME)).st_ino
+    disk = str(tmp_path / "object.lz4")
+    with pytest.raises(OSError, match="made again"):
+        spill.spill(store.path(NAME), size, disk, CHUNK_BYTES, inode + 1)
+    assert not os.path.exists(disk)
+    replace = os.replace
+
+    def made_again_first(source, target):
+        put(store, bytes([1]) * (1 << 20))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", made_again_first)
+    spill.spill(store.path(NAME), size, disk, CHUNK_BYTES, inode)
+    assert codec.read_object(store.open(NAME)) == bytes([1]) * (1 << 20)
+
+
 def test_memory_comes_back_although_the_writer_keeps_its_mapping(tmp_path):
     with_mapping = Segments(str(tmp_path), pool_bytes_max=1 << 30)
     size = put(with_mapping, os.urandom(4 << 20))

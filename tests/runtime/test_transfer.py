@@ -187,16 +187,18 @@ def test_a_source_that_stands_still_is_left(hosts):
 def test_says_why_nobody_gave_it(hosts):
     async def scenario():
         a, b = made = await hosts(2)
-        with pytest.raises(PullError, match="it is not here"):
+        with pytest.raises(PullError, match="it is not here") as absent:
             await b.transfers.pull(OID, MIB, [a.address])
+        assert absent.value.silent == ()
         with pytest.raises(PullError, match="no other node"):
             await b.transfers.pull(OID, MIB, [b.address])
         a.put(os.urandom(MIB))
         with pytest.raises(PullError, match="were expected"):
             await b.transfers.pull(OID, MIB, [a.address])
         await a.endpoint.close()
-        with pytest.raises(PullError, match="nobody listens"):
+        with pytest.raises(PullError, match="nobody listens") as unheard:
             await b.transfers.pull(OID, MIB, [a.address])
+        assert unheard.value.silent == (a.address,)
         assert os.listdir(b.segments.folder) == []
         await close(made)
 

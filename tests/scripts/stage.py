@@ -109,6 +109,8 @@ class Stage:
     def value(self, named: dict[str, str]) -> m.Value:
         kind, _, node = named.get("value", "inline").partition("@")
         held = tuple(self.ref(word) for word in named.get("with", "").split(",") if word)
+        if kind == "lost":
+            return m.Failed(b"", "lost")
         return m.Stored(100, (node or "n1",), held) if kind == "stored" else m.Inline(b"v", held)
 
     def ref(self, word: str) -> m.RefTo:
@@ -168,7 +170,7 @@ class Stage:
         return s.ParentBegan(task_id(plain[0]), named["caller"], 1, children), ""
 
     def do_parent_ends(self, plain: list[str], named: dict[str, str]) -> tuple[Any, str]:
-        return s.ParentEnded(task_id(plain[0]), "cancel" in plain), ""
+        return s.ParentEnded(task_id(plain[0]), "cancel" in plain, "again" in plain), ""
 
     # --- what others tell an owner ---
 
@@ -189,6 +191,10 @@ class Stage:
         values = (self.value(named),) * int(named.get("n", 1))
         return m.TaskDone(task_id(plain[0]), attempt, values, 10, held), named["from"]
 
+    def do_failed(self, plain: list[str], named: dict[str, str]) -> tuple[Any, str]:
+        attempt = int(named.get("attempt", self.attempts.get(plain[0], 1)))
+        return m.TaskFailed(task_id(plain[0]), attempt, b"error", named["kind"], False, 10), named["from"]
+
     def do_stash(self, plain: list[str], named: dict[str, str]) -> tuple[Any, str]:
         children = ((oid(named["child"]), self.value(named)),)
         return m.StashAdded(task_id(plain[0]), self.attempts[plain[0]], (), children), "w"
@@ -198,10 +204,18 @@ class Stage:
         return m.TakenBack(tasks, int(named["lease"]), "blocked" in plain), named["from"]
 
     def do_copies_lost(self, plain: list[str], named: dict[str, str]) -> tuple[Any, str]:
-        return m.CopiesLost(oid(plain[0]), (named["node"],)), named["node"]
+        nodes = (named["node"],)
+        return m.CopiesLost(oid(plain[0]), nodes, nodes if "silent" in plain else ()), named["node"]
 
     def do_missing(self, plain: list[str], named: dict[str, str]) -> tuple[Any, str]:
-        return m.ObjectMissing(oid(plain[0]), (named["node"],), "gone"), "n1"
+        nodes = (named["node"],)
+        return m.ObjectMissing(oid(plain[0]), nodes, "gone", nodes if "silent" in plain else ()), "n1"
+
+    def do_seek(self, plain: list[str], named: dict[str, str]) -> tuple[Any, str]:
+        return s.CopySought(oid(plain[0])), ""
+
+    def do_gives(self, plain: list[str], named: dict[str, str]) -> tuple[Any, str]:
+        return s.Exported(tuple(map(self.ref, plain)), named["to"]), ""
 
     def do_copy(self, plain: list[str], named: dict[str, str]) -> tuple[Any, str]:
         return m.CopyAdded(oid(plain[0]), named["node"], "left" in plain), named["node"]
@@ -222,7 +236,8 @@ class Stage:
         return m.ObjectReady(oid(plain[0]), self.value(named)), named["from"]
 
     def do_heir(self, plain: list[str], named: dict[str, str]) -> tuple[Any, str]:
-        return m.HeirAsked(oid(plain[0]), named["of"], task_id(named["parent"])), named["by"]
+        parent = task_id(named["parent"]) if "parent" in named else b""
+        return m.HeirAsked(oid(plain[0]), named["of"], parent), named["by"]
 
     def do_moved(self, plain: list[str], named: dict[str, str]) -> tuple[Any, str]:
         return s.NodeMoved(plain[0], "n1"), ""

@@ -52,6 +52,12 @@ TELLING = (
     ("actors_wild", 139),    # and so did a call that nobody waited for
     ("actors_all", 10268),   # the node that was to ask the others what they know was dead too
     ("actors_all", 422),  # a call that was kept held its actor alive by an input that it had with it
+    ("durable", 148),     # a container that was adopted did not hold what is inside of it
+    ("actors_torn", 43),  # the last who looked at an actor died when its task had ended
+    ("actors_wild", 418),    # an actor that came back waited for an argument of a maker that waited for the actor
+    ("actors_wild", 911),    # a call that was sent when its caller had ended died with its process and the actor
+    ("actors_wild", 1022),   # a late reply of the last incarnation was taken for one of the next
+    ("actors_wild", 1200),   # an actor was held by the argument of another, which its own call held
 )
 
 

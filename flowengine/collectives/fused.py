@@ -1,0 +1,105 @@
+"""Reductions of large lists and dicts of arrays that lie on several hosts: as single arrays, made where they are.
+
+Each input becomes one array for each dtype by a task on its host, so that what goes over the network is folded on its
+way, as single arrays are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowengine.collectives.forms import Given, Opened, closed
+from flowengine.collectives.ledger_headers import header_text
+from flowengine.collectives.totals import Array, made_dtype
+from flowengine.core import messages as m
+from flowengine.core.ids import short
+from flowengine.errors import CollectiveMismatch
+from flowengine.functions import Plan, pack_call, results_of
+from flowengine.objects import arrays, codec
+from flowengine.options import task_options
+from flowengine.refs import ObjectRef, current_session
+from flowengine.scheduling import node, soft
+
+if TYPE_CHECKING:
+    from flowengine.runtime.session import Session
+
+FUSED_BYTES_MIN = 1 << 20  # of an input: below, the tasks cost more than they save
+Kinds = tuple[tuple[str, tuple[int, ...]], ...]  # dtype and shape of each array
+Fused = tuple[str, Kinds, Any, list[ObjectRef]]  # text of what it is, kinds, tree of the value, an array for each dtype
+
+
+def is_scattered(session: Session, fold: str, refs: Sequence[ObjectRef]) -> bool:
+    """Whether the inputs are large, several are on other hosts, and they are no arrays that are folded as they are."""
+    away = plain = 0
+    for ref in refs:
+        value = session.owner.value_of(ref.oid)
+        if type(value) is not m.Stored or value.size_bytes < FUSED_BYTES_MIN:
+            return False
+        away += session.node not in value.nodes
+        if value.array:
+            dtype = np.dtype(arrays.read_kind(value.array)[0])
+            plain += made_dtype(fold, dtype) == dtype
+    return away > 1 and plain < len(refs)
+
+
+def reduced_fused(
+    session: Session, fold: str, refs: Sequence[ObjectRef], reduce: Callable[[list[ObjectRef], str], ObjectRef]
+) -> Any:
+    """The reduction in the form of the first input; reduce: makes a reference to that of arrays."""
+    ids = {entry.address: entry.node_id for entry in session.nodes_seen}
+    plans: dict[str, Plan] = {}
+    made = []
+    for ref in refs:
+        value = session.owner.value_of(ref.oid)
+        place = ids.get(value.nodes[0], session.node_id) if type(value) is m.Stored else session.node_id
+        if place not in plans:
+            options = task_options({"num_cpus": 0, "placement": soft([node(place)])})
+            plans[place] = Plan(session, Fuse(fold), options, "fuse")
+        spec, held = pack_call(plans[place], (ref,), {})
+        session.submit(spec, plans[place].blob)
+        del held
+        made.append(results_of(session, spec))
+    inputs: list[Fused] = session.get(made, None, False)
+    text, kinds, tree, _ = inputs[0]
+    for number, (other_text, other_kinds, other_tree, _) in enumerate(inputs):
+        if other_kinds != kinds or repr(other_tree) != repr(tree):
+            first = f"input 0 ({short(refs[0].oid)}): {text}"
+            other = f"input {number} ({short(refs[number].oid)}): {other_text}"
+            raise CollectiveMismatch(f"the inputs do not fit together: {other}; {first}")
+    columns = [list(column) for column in zip(*[one[3] for one in inputs], strict=True)]
+    totals = session.get([reduce(column, fold) for column in columns], None, False)
+    return closed(tree, cut(totals, kinds))
+
+
+def cut(totals: Sequence[Array], kinds: Kinds) -> list[Array]:
+    """The arrays of the result, out of one for each dtype."""
+    at: dict[str, int] = {}
+    by_dtype = dict(zip(dict.fromkeys(dtype for dtype, _ in kinds), totals, strict=True))
+    found = []
+    for dtype, shape in kinds:
+        begin, size = at.get(dtype, 0), int(np.prod(shape, dtype=np.int64))
+        found.append(by_dtype[dtype][begin : begin + size].reshape(shape))
+        at[dtype] = begin + size
+    return found
+
+
+class Fuse:
+    """What runs where an input is: its arrays as one for each dtype, in which they can be folded."""
+
+    def __init__(self, fold: str) -> None:
+        self.fold = fold
+
+    def __call__(self, value: Any) -> Fused:
+        session, opened = current_session(), Opened(value, "reduce")
+        by_dtype: dict[str, list[Array]] = {}
+        for array in opened.arrays:
+            by_dtype.setdefault(array.dtype.str, []).append(array.reshape(-1))
+        refs = []
+        for group in by_dtype.values():
+            fused = np.concatenate(group, dtype=made_dtype(self.fold, group[0].dtype))
+            refs.append(session.put_packed(codec.pack(fused)))
+        text = header_text(Given(opened.form, opened.arrays).header("reduce", self.fold))
+        return text, tuple([(array.dtype.str, array.shape) for array in opened.arrays]), opened.tree, refs

@@ -1,0 +1,135 @@
+"""What is easily left behind in groups: results under old ranks, gifts that nobody counts, steps without a ledger."""
+from __future__ import annotations
+
+from typing import Any
+
+from flowengine.collectives.posts_kept import LEFT_S
+from flowengine.collectives.seats import LedgerFound, SeatAsked, Seats, StepAsked, Tell
+from flowengine.config import Config
+from flowengine.core import messages as m
+from flowengine.core.collective import (
+    BlobsReady,
+    GroupFormed,
+    GroupJoined,
+    Header,
+    HeldAsked,
+    JoinRefused,
+    Seating,
+    StepDone,
+    StepEnded,
+    StepFailed,
+    StepGiven,
+    StepsForgotten,
+)
+from flowengine.core.commands import Send
+from flowengine.core.node import Node, NodeSettings
+
+from .ledger_stage import Stage
+
+JOINED = GroupJoined("g", 3, 1, b"key", "node", "host", 7, 30.0, "shrink", False)
+FORMED = GroupFormed("g", 1, 3, Seating(b"G", 1, (0, 1, 2), (0,), ("node",) * 3, (b"a", b"key", b"c")), 0)
+FEWER = GroupFormed("g", 0, 2, Seating(b"G", 2, (0, 1), (0,), ("node",) * 2, (b"key", b"c")), 0)
+STEP = (-1, -1, 0)
+GIVEN = StepGiven(b"G", STEP, 1, Header("barrier"), b"", b"gift", 1)
+LEDGER = "tcp://ledger#1"
+
+
+def seated(*events: Any) -> tuple[Seats, list[Any]]:
+    machine, out = Seats("me", "node", Config()), []
+    for event in (SeatAsked(1, 5, JOINED), LedgerFound("g", LEDGER), FORMED, *events):
+        out = machine.handle(event, 0.0)
+    return machine, out
+
+
+def test_a_result_may_name_the_rank_of_before_a_member_was_lost():
+    done = StepDone(b"G", STEP, empty=True, rank=1)
+    assert Tell(6, done) in seated(StepAsked(1, 6, GIVEN), FEWER, done)[1]
+
+
+def test_what_was_given_to_a_lost_step_is_let_go():
+    failed = StepFailed(b"G", STEP, "lost", "why", 1)
+    assert Send("node", StepEnded(b"", (b"gift",))) in seated(StepAsked(1, 6, GIVEN), failed)[1]
+
+
+def test_after_a_refusal_by_a_new_ledger_all_that_is_given_fails_for_its_reason():
+    out = seated(JoinRefused("g", 1, "lost", "it is over"), StepAsked(1, 6, GIVEN))[1]
+    assert Tell(6, StepFailed(b"G", STEP, "lost", "it is over")) in out
+    assert Send("node", StepEnded(b"", (b"gift",))) in out
+
+
+def node() -> Node:
+    settings = NodeSettings("me", "n0", "host", (("CPU", 1.0),), 0, "/shm", 1 << 20, "session", "head")
+    made = Node(settings, Config())
+    made.start(0.0)
+    made.handle(BlobsReady(b"op", b"G", STEP, ((-1, b"blob"),), ()), 0.0, LEDGER)
+    return made
+
+
+def test_results_of_a_group_without_a_ledger_go_after_a_while():
+    machine = node()
+    machine.handle(m.NodesChanged((), (LEDGER,)), 1.0)
+    machine.posts.end_left(LEFT_S)
+    assert not machine.desk.out.take()
+    machine.posts.end_left(LEFT_S + 2.0)
+    assert Send("me", StepsForgotten(b"G", -1)) in machine.desk.out.take()
+
+
+def test_a_new_ledger_keeps_them():
+    machine = node()
+    machine.handle(m.NodesChanged((), (LEDGER,)), 1.0)
+    machine.handle(HeldAsked(b"G"), 2.0, "tcp://other#1")
+    machine.posts.end_left(LEFT_S + 10.0)
+    assert Send("me", StepsForgotten(b"G", -1)) not in machine.desk.out.take()
+
+
+def test_of_two_lives_of_a_member_the_one_that_is_not_lost_has_the_seat():
+    stage = Stage()
+    formed = stage.form()
+    stage.join(1, address="next life")
+    assert not stage.heard(m.GroupFormed, "next life")
+    stage.give(formed, 1, 0, op="barrier")  # said before it died
+    stage.lose("p1")
+    assert stage.heard(m.GroupFormed, "next life")[-1].rank == 1
+    stage.join(1)  # and this too, heard late
+    stage.lose("p1")
+    stage.give(formed, 1, 1, op="barrier", address="next life")
+    assert not stage.heard(m.StepFailed)
+
+
+def test_the_next_life_does_not_wait_for_ever():
+    stage = Stage()
+    stage.form()
+    stage.join(1, address="next life")
+    stage.sleep(stage.desk.config.link_lost_after_s + 0.1)
+    assert stage.heard(m.GroupFormed, "next life")
+
+
+def test_a_new_ledger_gives_a_seat_to_none_but_its_member():
+    formed = Stage().form()
+    stage = Stage()
+    stage.join(0, seating=formed.seating)
+    stage.tell(m.Held(formed.seating.group, ()), "n1")
+    stage.tell(m.Held(formed.seating.group, ()), "n2")
+    stage.heard(m.GroupFormed)
+    stage.join(1, key=b"another", address="q1")
+    assert not stage.heard(m.GroupFormed, "q1")
+    stage.join(1)
+    assert stage.heard(m.GroupFormed, "p1")[-1].seating.group == formed.seating.group
+
+
+def test_a_gift_that_did_not_arrive_is_taken_from_the_next_life():
+    stage = Stage()
+    formed = stage.form()
+    header = Header("allreduce", "sum", -1, "'*'", (m.ArrayPart("<f8", (8,), 0),), 64)
+    for rank, oid in ((0, b"first"), (1, b"second")):
+        stage.tell(StepGiven(formed.seating.group, STEP, rank, header, b"", oid, 1), f"p{rank}")
+    course = stage.heard(m.Course)[-1]
+    stage.lose("p1")
+    stage.join(1, address="next life", node="n1")
+    stage.tell(StepGiven(formed.seating.group, STEP, 1, header, b"", b"third", 0), "next life")
+    stage.tell(m.CourseBroken(course.op, course.epoch, "gift", "", "it is not here", b"second"), "n2")
+    for node in dict.fromkeys(at for at, told in stage.said if isinstance(told, m.FinalsAsked)):
+        asked = stage.heard(m.FinalsAsked, node)[-1]
+        stage.tell(m.Finals(asked.op, asked.epoch, ()), node)
+    again = stage.heard(m.Course)[-1]
+    assert sorted(oid for post in again.posts for _, oid in post.gives) == [b"first", b"third"]
