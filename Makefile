@@ -9,7 +9,7 @@ INSTALLING = @echo "installing into $(VENV) what '$(@:$(VENV)/.%=%)' needs: abou
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
-	@$(RUN) -m experiments.flights.run
+	@$(RUN) -m experiments.training.run
 
 test: lint
 	$(RUN) -m pytest tests

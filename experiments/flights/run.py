@@ -1,4 +1,4 @@
-"""The main job: `python -m experiments.flights.run`; the exit status is 1 when a check fails."""
+"""The graph of tasks: `python -m experiments.flights.run`; the exit status is 1 when a check fails."""
 
 from __future__ import annotations
 

@@ -1,14 +1,20 @@
 """Experiments in their smallest form: the programs that are measured are right."""
 from __future__ import annotations
 
+import io
+
 import pytest
+from rich.console import Console
 
 import flowengine as flow
 from experiments.actor_rollback import run as rollback
 from experiments.against_peers import run as peers
+from experiments.flights.show import Board
 from experiments.off_critical_path import run as ring
+from experiments.training import run as training
 from experiments.word_count import run as words
 from experiments.word_count import stream
+from tests.test_experiments import some_flights
 
 pytestmark = pytest.mark.cluster
 
@@ -45,3 +51,19 @@ def test_a_plate_ends_with_the_same_bits_whoever_goes_back(kind):
 def test_a_counter_killed_between_two_callers_is_exact():
     seen = peers.judge("flowengine", peers.WAYS["flowengine"].program(40))
     assert (seen.answered, seen.value, seen.lost, seen.doubled, seen.errors) == (80, 80, 0, 0, {})
+
+
+def test_a_network_ends_with_the_same_bits_though_a_member_is_killed():
+    learnt, held = some_flights()
+    text = io.StringIO()
+    board = Board(Console(file=text))
+    with flow.init(num_workers=2):
+        calm, hurt = (training.train(flow.put(tuple(learnt)), 60, kill, board) for kill in (False, True))
+    assert training.are_same(calm, hurt)
+    assert calm.death is None
+    assert hurt.death.new_pid != hurt.death.pid
+    assert 0 <= hurt.death.back_to <= hurt.death.step <= 60
+    training.tell(hurt.death, board)
+    training.report(calm, hurt, training.judge(hurt.weights, held), board)
+    assert f"pid {hurt.death.pid}" in text.getvalue()
+    assert "ok" in text.getvalue()
