@@ -563,6 +563,7 @@ HANDLERS: dict[type[Any], Callable[[Owner, Any, str], None]] = {
     m.NodesChanged: Owner.nodes_changed,
     m.CopiesLost: Owner.copies_lost_told,
     s.CopySought: Owner.copy_sought,
+    s.LeaseSilent: Owner.lease_silent,
     s.LoseAsked: Owner.lose_asked,
     m.LoseObject: Owner.lose_object,
     s.ParentBegan: Owner.parent_began,

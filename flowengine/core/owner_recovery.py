@@ -110,7 +110,14 @@ class RecoveryRules(OwnerBase):
                 if lease.open:
                     lease.open = False
                     lease.queue.rotation.remove(lease)
+                self.out.append(c.SetTimer(self.config.suspect_after_s, s.LeaseSilent(lease.node, lease.id)))
         self.process_died(peer, "")
+
+    def lease_silent(self, event: s.LeaseSilent, sender: str) -> None:
+        """Its node finds nothing wrong with a worker that cannot be reached from here: what it runs would never end."""
+        lease = self.leases.get((event.node, event.lease))
+        if lease is not None and lease.worker in self.dead:
+            self.send(lease.node, m.KillWorker(lease.id, b"", "its owner cannot reach it"))
 
     def park_demands(self, node: str) -> None:
         """The link to the node stands, and so do the totals at its other end."""

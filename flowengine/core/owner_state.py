@@ -364,6 +364,13 @@ class CopySought(Message, frozen=True):
     oid: bytes
 
 
+class LeaseSilent(Message, frozen=True):
+    """Timer: a worker that its owner has lost should have been reported dead by its node."""
+
+    node: str
+    lease: int
+
+
 class FreeAsked(Message, frozen=True):
     """User code frees objects though references exist."""
 

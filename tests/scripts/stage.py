@@ -4,7 +4,7 @@
     executor NAME | head            the same for an executor, or the head
     submit TASK [dep=..] [in=..] [n=2] [retries=1] [parent=..] [stream]
     put OBJ | drop OBJ.. | get NUMBER OBJ.. | made OBJ from=OWNER [heir=OWNER/TASK] [via=OBJ]
-    grant LEASE WORKER | lost LEASE [running=TASK] | gone PEER | back TASK.. lease=N from=WORKER [blocked]
+    grant LEASE WORKER | lost LEASE [running=TASK] | gone PEER | silent LEASE | back TASK.. lease=N from=WORKER [blocked]
     done TASK [value=stored@NODE|inline] [holds=OBJ@OWNER] [attempt=N] | failed TASK kind=..
 Objects are TASK or TASK.1; names stand for themselves in outputs.
 """
@@ -184,6 +184,9 @@ class Stage:
 
     def do_gone(self, plain: list[str], named: dict[str, str]) -> tuple[Any, str]:
         return m.PeerLost(plain[0], "closed"), plain[0]
+
+    def do_silent(self, plain: list[str], named: dict[str, str]) -> tuple[Any, str]:
+        return s.LeaseSilent("n1", int(plain[0])), ""
 
     def do_done(self, plain: list[str], named: dict[str, str]) -> tuple[Any, str]:
         attempt = int(named.get("attempt", self.attempts.get(plain[0], 1)))
