@@ -57,6 +57,7 @@ EARLY_S = 120.0  # and they are not waited for so long, where room is needed
 SCRATCH_KEPT_BYTES_MAX = 64 << 20
 PAST_MAX = 10_000
 CREATE_THREADS = 2
+WARM_S = 5.0  # so long after a step the memory of results is kept for the next
 
 Step = Callable[[Message, str], None]
 
@@ -130,6 +131,7 @@ class Collectives:
         self.early_bytes = 0
         self._less_early = asyncio.Event()
         self._sweeping = False
+        self._ended_s = 0.0  # when a step ended last
         self._past: OrderedDict[bytes, int] = OrderedDict()  # op: pieces up to this epoch are late
         self._numbers = 0  # of scratch memory that pieces came into, downwards
         self._count = min(os.cpu_count() or 1, THREADS_MAX)
@@ -258,17 +260,24 @@ class Collectives:
 
     def end(self, order: EndCourse) -> None:
         """Drop everything."""
+        loop = asyncio.get_running_loop()
+        self._ended_s = loop.time()
         if not self._sweeping:
-            self._sweep()
+            self._sweeping = True
+            loop.call_later(IDLE_S, self._sweep)
         opened = self.opened.pop(order.op, None)
         self._past_of(order.op, order.epoch)
         if opened is not None:
             _abort(opened)
 
     def _sweep(self) -> None:
-        self._sweeping = self._gifts.sweep()
+        """Give back what lies warm when no step has ended for a while."""
+        loop = asyncio.get_running_loop()
+        self._sweeping = self._gifts.sweep() or loop.time() - self._ended_s < WARM_S
         if self._sweeping:
-            asyncio.get_running_loop().call_later(IDLE_S, self._sweep)
+            loop.call_later(IDLE_S, self._sweep)
+        elif self._warm.pool_bytes:
+            self.step(PoolTrimmed(self._warm.trim(self._warm.pool_bytes)), self.me)
 
     def remove(self, order: RemoveObject) -> None:
         """Drop an object; the memory of what this node wrote is kept warm."""
