@@ -4,7 +4,8 @@
     executor NAME | head            the same for an executor, or the head
     submit TASK [dep=..] [in=..] [n=2] [retries=1] [parent=..] [stream]
     put OBJ | drop OBJ.. | get NUMBER OBJ.. | made OBJ from=OWNER [heir=OWNER/TASK] [via=OBJ]
-    grant LEASE WORKER | lost LEASE [running=TASK] | gone PEER | silent LEASE | back TASK.. lease=N from=WORKER [blocked]
+    grant LEASE WORKER | lost LEASE [running=TASK] | gone PEER | silent LEASE
+    back TASK.. lease=N from=WORKER [blocked]
     done TASK [value=stored@NODE|inline] [holds=OBJ@OWNER] [attempt=N] | failed TASK kind=..
 Objects are TASK or TASK.1; names stand for themselves in outputs.
 """
