@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from flowengine.core.commands import BlobsCombined, CombineBlobs
 
-from .folds import FOLDS
+from .folds import fold
 from .plan_ways import StepPlan, Way, work_of
 
 
@@ -19,26 +15,21 @@ def perform_combine(command: CombineBlobs) -> BlobsCombined:
     try:
         work = work_of(step)
         made = {rank: bytearray(nbytes) for rank, nbytes in work.sizes}
-        with np.errstate(all="ignore"):
-            for way in work.ways:
-                made[way.taker][way.into : way.into + way.nbytes] = _value(step, way, blobs)
+        for way in work.ways:
+            _fold(step, way, blobs, memoryview(made[way.taker])[way.into : way.into + way.nbytes])
     except (TypeError, ValueError, MemoryError) as error:
         return BlobsCombined(command.op, command.epoch, (), failure=f"{type(error).__name__}: {error}")
     results = tuple((rank, bytes(blob)) for rank, blob in made.items())
     return BlobsCombined(command.op, command.epoch, results, work.layout)
 
 
-def _value(step: StepPlan, way: Way, blobs: dict[int, bytes]) -> bytes | memoryview:
+def _fold(step: StepPlan, way: Way, blobs: dict[int, bytes], target: memoryview) -> None:
     """One range of bytes, folded in the cyclic order of the group from its start."""
     order, end = step.seating.order, way.offset + way.nbytes
-    ranks = [order[(way.start + number) % len(order)] for number in range(way.count)]
-    if not way.dtype:
-        return memoryview(blobs[ranks[0]])[way.offset : end]
-    dtype, fold = np.dtype(way.dtype), step.headers[0][1].fold
-    arrays = [np.frombuffer(blobs[rank], dtype, way.nbytes // dtype.itemsize, way.offset) for rank in ranks]
-    total: np.ndarray[Any, Any] = arrays[0].copy()
-    for array in arrays[1:]:
-        FOLDS[fold](total, array, out=total)
-    if fold == "mean":
-        np.true_divide(total, way.count, out=total)
-    return total.tobytes()
+    count = way.count if way.dtype else 1
+    ranks = [order[(way.start + number) % len(order)] for number in range(count)]
+    sources = [memoryview(blobs[rank])[way.offset : end] for rank in ranks]
+    if any(len(source) != way.nbytes for source in sources):
+        raise ValueError(f"what a rank gave is shorter than {end} bytes")
+    name = step.headers[0][1].fold if count > 1 else ""
+    fold((name, way.dtype, count if name == "mean" else 1), target, sources)

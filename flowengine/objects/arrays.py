@@ -6,8 +6,6 @@ import msgspec
 
 from flowengine.objects import codec
 
-_KIND: msgspec.msgpack.Decoder[tuple[str, tuple[int, ...]]] = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...]])
-
 
 def packed_as(dtype: str, shape: tuple[int, ...], buffer: memoryview | codec.ArrowStream) -> codec.Packed:
     """A plain array whose bytes are in the buffer."""
@@ -23,4 +21,4 @@ def kind_of(packed: codec.Packed) -> bytes:
 
 def read_kind(kind: bytes) -> tuple[str, tuple[int, ...]]:
     """dtype and shape of an array of this kind."""
-    return _KIND.decode(kind)
+    return codec.ARRAY_KIND.decode(kind)

@@ -502,7 +502,7 @@ def array_bytes(view: memoryview) -> memoryview | None:
     return None if not payload or payload[0] == PICKLE_TAG else buffers[0]
 
 
-_ARRAY = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...]])
+ARRAY_KIND = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...]])  # dtype and shape
 _TOC = msgspec.msgpack.Decoder(tuple[int, list[int]])
 
 
@@ -559,7 +559,7 @@ def read_object(view: memoryview, copy: bool = False) -> object:
     if copy:
         buffers = [_writable_copy(buffer) for buffer in buffers]
     if payload[0] != PICKLE_TAG:
-        dtype, shape = _ARRAY.decode(payload)
+        dtype, shape = ARRAY_KIND.decode(payload)
         return np.frombuffer(buffers[0], dtype).reshape(shape)
     return pickle.loads(payload, buffers=buffers)
 
