@@ -7,7 +7,7 @@ import pytest
 
 import flowengine as flow
 from flowengine.refs import current_session
-from tests.cluster.test_hosts_local import Cluster, wait_for
+from tests.cluster.host_kit import Cluster, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(120)]
 RANKS = 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -15,36 +14,10 @@ import pytest
 
 import flowengine as flow
 from flowengine.runtime.connection import read_connection
-from tests.runtime.kit import PATIENCE_S, PROJECT, gone
+from tests.cluster.host_kit import Cluster, name_of, on, wait_for
+from tests.runtime.kit import PROJECT, gone
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
-
-
-class Flow:
-    """`flow ...` as a child that goes on; its log is read line by line."""
-
-    def __init__(self, *arguments: object) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "flowengine.cli", *map(str, arguments)], stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": str(PROJECT)}, cwd=PROJECT)
-
-    def says(self, pattern: str) -> re.Match[str]:
-        assert self.process.stderr is not None
-        told = []
-        for line in self.process.stderr:
-            told.append(line)
-            found = re.search(pattern, line)
-            if found:
-                return found
-        raise AssertionError(f"it ended with {self.process.wait()} and said {told}")
-
-    def end(self, number: int = signal.SIGTERM) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        code = self.process.wait(timeout=PATIENCE_S)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-        return code
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -52,65 +25,11 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
                           env={**os.environ, "PYTHONPATH": str(PROJECT)}, cwd=PROJECT, text=True, timeout=60)
 
 
-class Cluster:
-    def __init__(self, folder: pathlib.Path, *options: str) -> None:
-        self.folder = folder
-        self.options = options
-        self.file = folder / "cluster.json"
-        self.head = self.start_head()
-        self.nodes = [self.start_node(name, "--num-workers", 1, *rest) for name, rest in
-                      (("one", ()), ("two", ("--resources", '{"two": 1}')))]
-
-    def start_head(self) -> Flow:
-        head = Flow("head", "--connection-file", self.file, "--state-dir", self.folder / "head", *self.options)
-        head.says("listens at")
-        return head
-
-    def start_node(self, name: str, *options: object) -> Flow:
-        node = Flow("node", "--join", self.file, "--state-dir", self.folder / name,
-                    "--object-store-bytes", 64 << 20, *options)
-        node.says("listens at")
-        return node
-
-    def left(self) -> list[str]:
-        """What is in shared memory of this cluster."""
-        base = pathlib.Path(f"/dev/shm/flowengine-{os.getuid()}")
-        session = read_connection(self.file).session
-        return [path.name for path in base.glob(f"*{session}*")] if base.exists() else []
-
-    def end(self) -> None:
-        for part in (*self.nodes, self.head):
-            part.end()
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
-    yield cluster
-    cluster.end()
-    assert cluster.left() == []
-
-
-@pytest.fixture
-def cluster(shared):
-    with flow.init(address=shared.file):
-        wait_for(lambda: len(flow.nodes()) == 2)
-        yield shared
-
-
 @pytest.fixture
 def own(tmp_path):
     cluster = Cluster(tmp_path)
     yield cluster
     cluster.end()
-
-
-def wait_for(condition):
-    """Nobody tells when other processes are so far: look, until the patience of a test ends."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @flow.remote(num_cpus=0)
@@ -121,10 +40,6 @@ def where():
 @flow.remote(num_cpus=0)
 def total(values):
     return float(values.sum())
-
-
-def on(node, function):
-    return function.options(placement=flow.scheduling.node(node.node_id))
 
 
 def test_placement_reaches_each_node(cluster):
@@ -242,10 +157,6 @@ def children(cluster: Cluster) -> list[int]:
         pid = node.process.pid
         found += [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return found
-
-
-def name_of(pid: int) -> str:
-    return pathlib.Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def test_a_node_that_is_told_to_end_leaves_at_once(own):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import flowengine as flow
-from tests.cluster.test_hosts_local import Cluster, name_of, on, wait_for
+from tests.cluster.host_kit import Cluster, name_of, on, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 LARGE = 1 << 17  # elements: 1 MiB
@@ -18,21 +18,6 @@ LARGE = 1 << 17  # elements: 1 MiB
 @flow.remote
 def full(number, size=LARGE, dtype="f8"):
     return np.full(size, number, dtype)
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
-    yield cluster
-    cluster.end()
-    assert cluster.left() == []
-
-
-@pytest.fixture
-def cluster(shared):
-    with flow.init(address=shared.file):
-        wait_for(lambda: len(flow.nodes()) == 2)
-        yield shared
 
 
 def spread(count, dtype="f8", size=LARGE):

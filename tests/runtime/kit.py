@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,6 +23,17 @@ PATIENCE_S = 30.0
 ONE_CPU = (("CPU", 1.0),)
 
 M = TypeVar("M", bound=Message)
+T = TypeVar("T")
+
+
+def run(scenario: Callable[[], Awaitable[T]]) -> T:
+    """Play a scenario on a loop of its own, for a minute at most."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(60):
+            return await scenario()
+
+    return asyncio.run(bounded())
 
 
 def launcher_settings(state_dir: pathlib.Path, **changes: Any) -> LauncherSettings:

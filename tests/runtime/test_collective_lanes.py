@@ -12,6 +12,7 @@ from flowengine.core import collective as co
 from flowengine.core import messages as m
 from flowengine.runtime.connection import new_tls
 
+from .kit import run
 from .lane_hosts import GROUP, Ring, arrays_of, config_of
 from .lane_hosts import Host as NodeHost
 
@@ -28,14 +29,6 @@ def hosts(tmp_path):
         return made
 
     return make
-
-
-def run(scenario):
-    async def bounded():
-        async with asyncio.timeout(60):
-            return await scenario()
-
-    return asyncio.run(bounded())
 
 
 async def close(made):

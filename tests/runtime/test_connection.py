@@ -23,6 +23,8 @@ from flowengine.runtime.connection import (
 )
 from flowengine.runtime.settings import Tls
 
+from .kit import run
+
 ADDRESS = "tcp://127.0.0.1:4321#head-abc"
 
 
@@ -129,8 +131,4 @@ def test_one_certificate_serves_both_sides_and_no_other_gets_in(tls):
         assert "TLS" in reason
         await asyncio.gather(a.close(), b.close(), stranger.close())
 
-    async def bounded():
-        async with asyncio.timeout(60):
-            await scenario()
-
-    asyncio.run(bounded())
+    run(scenario)

@@ -13,6 +13,8 @@ from flowengine.objects.transfer import Chain, PullError, Transfers
 from flowengine.runtime import process
 from flowengine.runtime.connection import new_tls
 
+from .kit import run
+
 SECRET = b"s" * 32
 OID = bytes(range(20))
 NAME = OID.hex()
@@ -87,14 +89,6 @@ def hosts(tmp_path):
         return made
 
     return make
-
-
-def run(scenario):
-    async def bounded():
-        async with asyncio.timeout(60):
-            return await scenario()
-
-    return asyncio.run(bounded())
 
 
 async def close(hosts):
