@@ -1,6 +1,6 @@
 """flowengine: graphs of tasks that grow while they run, and survive the loss of any process."""
 
-from . import chaos, collectives, scheduling, train
+from . import chaos, collectives, resources, scheduling, train
 from .actors import ActorClass, ActorHandle, current_actor, exit_actor, get_actor, kill
 from .api import (
     RuntimeContext,
@@ -17,6 +17,7 @@ from .api import (
     init,
     is_initialized,
     nodes,
+    page_url,
     progress,
     put,
     record,
@@ -31,6 +32,7 @@ from .api import (
 from .asking import NodeInfo, WorkerInfo
 from .collectives.refs import allreduce, reduce
 from .config import Config
+from .coordination import Event, Lock, Queue, Semaphore, Variable
 from .errors import (
     ActorDied,
     ActorNotFound,
@@ -46,10 +48,12 @@ from .errors import (
     FlowError,
     GetTimeout,
     HeadLost,
+    LockLost,
     Lost,
     MemberLost,
     ObjectLost,
     OutOfDisk,
+    QueueClosed,
     ReplayDiverged,
     SerializationError,
     StaleSession,
@@ -61,7 +65,12 @@ from .errors import (
     WorkerCrashed,
 )
 from .functions import RemoteFunction
+from .interop.dask_graph import dask_get
+from .interop.futures import Executor
+from .interop.joblib_backend import joblib
+from .interop.pool import Pool
 from .refs import ObjectRef, StreamOfRefs
+from .scheduling.gangs import placement_group
 
 __version__ = "0.1.0"
 
@@ -80,18 +89,26 @@ __all__ = [
     "ConfigError",
     "Deadlock",
     "EngineBug",
+    "Event",
+    "Executor",
     "FlowError",
     "GetTimeout",
     "HeadLost",
+    "Lock",
+    "LockLost",
     "Lost",
     "MemberLost",
     "NodeInfo",
     "ObjectLost",
     "ObjectRef",
     "OutOfDisk",
+    "Pool",
+    "Queue",
+    "QueueClosed",
     "RemoteFunction",
     "ReplayDiverged",
     "RuntimeContext",
+    "Semaphore",
     "SerializationError",
     "Session",
     "StaleSession",
@@ -101,6 +118,7 @@ __all__ = [
     "TaskError",
     "TaskTimeout",
     "UsageError",
+    "Variable",
     "WorkerCrashed",
     "WorkerInfo",
     "__version__",
@@ -114,6 +132,7 @@ __all__ = [
     "commit",
     "context",
     "current_actor",
+    "dask_get",
     "exit_actor",
     "explain",
     "free",
@@ -121,14 +140,18 @@ __all__ = [
     "get_actor",
     "init",
     "is_initialized",
+    "joblib",
     "kill",
     "nodes",
+    "page_url",
+    "placement_group",
     "progress",
     "put",
     "record",
     "reduce",
     "remote",
     "replay",
+    "resources",
     "rng",
     "scheduling",
     "shutdown",

@@ -58,18 +58,18 @@ class ActorClass:
                 return found
         plan = self._plan
         if plan is None or plan.session is not session:
-            plan = self._plan = Plan(session, self._class, options.task, self.__name__)
+            task = msgspec.structs.replace(options.task, num_cpus=0.0)  # an actor that waits for calls uses none
+            plan = self._plan = Plan(session, self._class, task, self.__name__)
+        turn = plan.take_turn() if plan.policy is not None else None
         spec, held = pack_call(plan, args, kwargs) if args or kwargs else (plan.spec(b"", None, (), ()), None)
         life = m.ActorLife(
             options.recovery, options.checkpoint, options.max_restarts, options.max_concurrency, options.detached,
             options.name, any(is_coroutine(member) for member in vars_of(self._class).values()),
         )
         check_promise(self.__name__, life)
-        shape = tuple((name, amount) for name, amount in spec.shape if name != "CPU")
         context = session.context
         spec = msgspec.structs.replace(
-            spec, life=life, num_returns=1, shape=shape, name=self.__name__, max_retries=-1,
-            caller_key=context.caller_key,
+            spec, life=life, num_returns=1, name=self.__name__, max_retries=-1, caller_key=context.caller_key,
         )  # fmt: skip
         owner = context.driver.partition(" ")[0] or session.address
         ref = ObjectRef(session, object_id(spec.id, 0), owner, m.HANDLE)
@@ -79,6 +79,8 @@ class ActorClass:
                 return get_actor(options.name)  # another was faster
             raise BadValue(f"there is an actor with the name {options.name!r} already")
         session.submit(spec, plan.blob)
+        if turn is not None:
+            turn.submitted(session, ref.oid)
         del held
         return handle
 

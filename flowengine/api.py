@@ -28,7 +28,8 @@ from .errors import AlreadyInitialized, BadType, BadValue, FlowError, UsageError
 from .functions import RemoteFunction, remote_function, start_default
 from .objects import codec
 from .options import real, resource_amounts, whole
-from .refs import Current, ObjectRef, checked
+from .refs import CompletedRefs, Current, ObjectRef, checked
+from .runtime import gpus
 from .runtime.launched import DriverSettings, launch
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ class Session:
     def session_id(self) -> str:
         """The name of the session, which is also in the names of its files."""
         return self._inner.session_name
+
+    @property
+    def page_url(self) -> str:
+        """The address of the live page, with its token, for a browser of the head's host."""
+        return asking.page_url(self._inner)
 
     def shutdown(self) -> None:
         """End the engine if it still runs."""
@@ -84,7 +90,7 @@ def init(
     log_to_driver: bool = True,
     config: Mapping[str, Any] | Config | None = None,
 ) -> Session:
-    """Start an engine on this machine, or join a cluster (address: its connection file).
+    """Start an engine on this machine, or join a cluster (address: its connection file; client: of Dask).
 
     num_workers: worker processes, one CPU each (default: the CPUs of this machine). object_store_bytes: shared memory
     for values (default: 30 % of the machine's). state_dir: where spilled and durable values and large checkpoints go;
@@ -95,14 +101,19 @@ def init(
         if Current.session.role == "worker":
             return Session(Current.session)
         raise AlreadyInitialized("flowengine.init() was called before; call flowengine.shutdown() first")
-    if client is not None:
-        raise BadValue("client: running inside of a Dask cluster is not part of this version")
     if job is not None and (not isinstance(job, str) or not job):
         raise BadType(f"job must be a name, not {job!r}")
     if address is not None and (num_workers is not None or object_store_bytes is not None or resources is not None):
         raise BadValue("num_workers, resources and object_store_bytes belong to the nodes of the cluster at address")
+    if client is not None and (address, num_workers, object_store_bytes, resources) != (None,) * 4:
+        raise BadValue("with client the workers of Dask tell how many there are and what they have: "
+                       "address, num_workers, resources and object_store_bytes cannot be given too")
     settings = driver_settings(num_workers, resources, object_store_bytes, state_dir, (log_to_driver, config))
     settings = msgspec.structs.replace(settings, job=job or "")
+    if client is not None:
+        from .deploy.borrow import borrow
+
+        return Session(borrow(client, settings, durable_url=settings.durable_url if state_dir is not None else ""))
     connection = None
     launched = None
     if address is None:
@@ -135,29 +146,40 @@ def driver_settings(
     log_to_driver, config = rest
     limits = config if isinstance(config, Config) else make_config({**from_environment(os.environ), **(config or {})})
     count = cpu_count() if num_workers is None else whole("num_workers", num_workers, 0, 4096)
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     given = dict(resources or {}) if resources is None or isinstance(resources, Mapping) else resources
-    gpus = given.pop("GPU", 0) if isinstance(given, dict) else 0
-    custom = (*resource_amounts("resources", given), ("GPU", real("resources['GPU']", gpus, 0, 1 << 20)))
-    store_bytes = int(memory_bytes * limits.store_fraction)
+    asked_gpus = given.pop("GPU", None) if isinstance(given, dict) else None
+    gpu_count = gpus.count_gpus() if asked_gpus is None else real("resources['GPU']", asked_gpus, 0, 1 << 20)
+    gpus.names_here(gpu_count)
+    custom = (*resource_amounts("resources", given), ("GPU", float(gpu_count)))
+    wanted_bytes = int(memory_bytes() * limits.store_fraction)
     if object_store_bytes is not None:
-        store_bytes = whole("object_store_bytes", object_store_bytes, STORE_BYTES_MIN, 1 << 50)
-    # A container may have far less shared memory than memory: beyond it values are spilled, not refused.
-    room = os.statvfs(STORE_ROOT)
-    store_bytes = max(STORE_BYTES_MIN, min(store_bytes, int(room.f_blocks * room.f_frsize * SHARED_MEMORY_FRACTION)))
+        wanted_bytes = whole("object_store_bytes", object_store_bytes, STORE_BYTES_MIN, 1 << 50)
     folder, durable_url = state_places(state_dir)
     check_folder(folder)
-    total = (("CPU", float(count)), ("memory", float(memory_bytes)), *custom)
+    total = (("CPU", float(count)), ("memory", float(memory_bytes())), *custom)
     return DriverSettings(
         config=limits,
         total=tuple(sorted((name, amount) for name, amount in total if amount > 0)),
         num_workers=count,
-        store_limit_bytes=store_bytes,
+        store_limit_bytes=store_bytes(wanted_bytes),
         state_dir=folder,
         durable_url=durable_url,
         secret=secrets.token_bytes(32),
         log_to_driver=bool(log_to_driver),
     )
+
+
+def memory_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def store_bytes(wanted_bytes: int, share: float = 1.0) -> int:
+    """The size of a store; share: the part of the host's shared memory that is for it, from 0 to 1."""
+    # A container may have far less shared memory than memory: beyond it values are spilled, not refused.
+    room = os.statvfs(STORE_ROOT)
+    room_bytes = int(room.f_blocks * room.f_frsize * SHARED_MEMORY_FRACTION * min(1.0, share))
+    return max(STORE_BYTES_MIN, min(wanted_bytes, room_bytes))
 
 
 def state_places(state_dir: str | os.PathLike[str] | None) -> tuple[str, str]:
@@ -222,7 +244,7 @@ def remote(function: Callable[..., Any] | None = None, /, **options: Any) -> Any
     """Make a function remote: @flow.remote, @flow.remote(**options), or flow.remote(f).
 
     Options: num_returns num_cpus num_gpus memory_bytes resources max_retries retry_exceptions timeout_s name placement
-    priority. Raises BadValue or BadType at once.
+    priority env_vars working_dir. Raises BadValue or BadType at once.
     """
     if function is None:
         return lambda function: remote(function, **options)
@@ -306,12 +328,12 @@ def wait(refs: Any, num_returns: int = 1, timeout: float | None = None) -> tuple
     return [ref for ref in found if ref.oid in chosen], [ref for ref in found if ref.oid not in chosen]
 
 
-def as_completed(refs: Any, timeout: float | None = None) -> Iterator[ObjectRef]:
-    """The refs in the order in which their values come; raises GetTimeout when that takes longer than `timeout`."""
+def as_completed(refs: Any, timeout: float | None = None) -> CompletedRefs:
+    """The refs in the order in which their values come, also with `async for`; raises GetTimeout after `timeout` s."""
     pending = checked_refs(refs, distinct=True)
     limit_s = checked_timeout(timeout)
     deadline = None if limit_s is None else time.monotonic() + limit_s
-    return _completed(pending, deadline, limit_s)
+    return CompletedRefs(_completed(pending, deadline, limit_s))
 
 
 def _completed(pending: list[ObjectRef], deadline: float | None, limit_s: float | None) -> Iterator[ObjectRef]:
@@ -422,6 +444,7 @@ class RuntimeContext(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     was_recovered: bool
     gang_rank: int | None
+    gpu_ids: tuple[int | str, ...]  # GPUs of this host that are given to the task or actor
 
 
 def context() -> RuntimeContext:
@@ -437,7 +460,8 @@ def context() -> RuntimeContext:
         actor_id=inner.actor.hex() if inner.actor is not None else None,
         attempt=inner.attempt,
         was_recovered=inner.attempt > 1,
-        gang_rank=None,
+        gang_rank=session.gang_rank() if in_task else None,  # type: ignore[attr-defined]
+        gpu_ids=session.gpu_ids if in_task else (),  # type: ignore[attr-defined]
     )
 
 
@@ -459,6 +483,11 @@ def cluster_resources() -> dict[str, float]:
 def available_resources() -> dict[str, float]:
     """What is free now."""
     return asking.resources(session_or_start(), "available")
+
+
+def page_url() -> str:
+    """The address of the live page, with its token, for a browser of the head's host; raises FlowError if none is."""
+    return asking.page_url(session_or_start())
 
 
 def timeline(path: str | os.PathLike[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -11,11 +12,13 @@ import msgspec
 
 from .errors import FlowError
 from .observe.timeline import on_one_clock, spans, trace
+from .resources import job
 
 if TYPE_CHECKING:
     from .runtime.session import Session
 
 CLOCK_TIMEOUT_S = 1.0
+HEAD_TIMEOUT_S = 1.0
 COUNTERS = (
     "tasks_submitted", "tasks_executed", "tasks_retried", "objects_rebuilt", "objects_inlined", "objects_stored",
     "objects_persisted",
@@ -76,19 +79,31 @@ def explain(session: Session, name: str) -> str:
     return "\n".join(texts) or f"nobody knows {name}"
 
 
+def page_url(session: Session) -> str:
+    """The address of the head's live page, for a browser of the head's host; raises FlowError when there is none."""
+    url, reason = session.ask_head("page", None)
+    if not url:
+        raise FlowError(f"the head has no page: {reason}")
+    return str(url)
+
+
 def resources(session: Session, which: str) -> dict[str, float]:
-    """Sums over the nodes: total or available."""
+    """Sums over the nodes, with what this program made at run time: total or available."""
     sums: dict[str, float] = {}
     for entry in session.ask(session.node, "nodes"):
         for name, amount in dict(entry[which]).items():
             sums[name] = sums.get(name, 0.0) + amount
+    with contextlib.suppress(FlowError):  # the head is being started anew
+        made = session.ask(session.head, "resource.list", job(session), timeout_s=HEAD_TIMEOUT_S)
+        for name, found in made.items():
+            sums[name] = sums.get(name, 0.0) + found[which]
     return sums
 
 
 def clocks(session: Session) -> dict[str, int]:
     """How far the clocks of the nodes of other hosts are ahead of this host's, in microseconds."""
     ahead_us: dict[str, int] = {}
-    for entry in session.nodes_seen:
+    for entry in session.all_nodes():
         try:
             for _ in range(2 if entry.host != session.host else 0):  # the first answer may wait for the link
                 asked_s = time.monotonic()
@@ -101,6 +116,8 @@ def clocks(session: Session) -> dict[str, int]:
 
 def write_timeline(session: Session, path: str | os.PathLike[str]) -> int:
     """Write the runs of this process's tasks as a Chrome trace; gives their number."""
-    found = on_one_clock(spans(session.owner.spans), session.node_id, clocks(session))
+    from .runtime.answers import submitter  # here, as a program imports the runtime when it starts
+
+    found = on_one_clock(spans(session.owner.spans, *submitter(session)), session.node_id, clocks(session))
     Path(path).write_bytes(msgspec.json.encode(trace(found)))
     return len(found)

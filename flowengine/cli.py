@@ -21,7 +21,15 @@ from flowengine.errors import BadValue, FlowError
 from flowengine.objects.segments import session_folder
 from flowengine.observe import screens
 from flowengine.observe.timeline import Span, on_one_clock, trace
-from flowengine.runtime.connection import Connection, head_settings, local_sessions, read_connection, session_path
+from flowengine.runtime.connection import (
+    Connection,
+    head_settings,
+    listens,
+    local_sessions,
+    read_connection,
+    session_path,
+    write_private,
+)
 from flowengine.runtime.settings import LauncherReady, LauncherSettings
 
 if TYPE_CHECKING:
@@ -67,6 +75,10 @@ def parser() -> argparse.ArgumentParser:
     head.add_argument("--connection-file", required=True, metavar="FILE", help="written for nodes and programs")
     head.add_argument("--port", type=int, default=0, help="default: the last one, or any")
     head.add_argument("--no-tls", action="store_true", help="do not encrypt what goes between hosts")
+    head.add_argument("--page-port", type=int, metavar="N",
+                      help="of the live page, on this host only (default: any, from when somebody asks for it on)")
+    head.add_argument("--metrics-port", type=int, metavar="N",
+                      help="serve /metrics without a token, on this host only")
     node = command("node", run_node_command)
     node.add_argument("--join", required=True, metavar="FILE", help="connection file of the head")
     node.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="of this host, as other hosts reach it")
@@ -79,9 +91,19 @@ def parser() -> argparse.ArgumentParser:
         asking.add_argument("--join", metavar="FILE", help="connection file (default: your newest local engine)")
         if name == "timeline":
             asking.add_argument("out", metavar="OUT.json")
+        elif name == "status":
+            asking.add_argument("--json", action="store_true", help="for scripts: all that the live page shows")
         elif name in ("story", "explain"):
             asking.add_argument("id", metavar="ID",
                                 help="of a task, object, actor, worker or node (its start will do), or of a group")
+    for name, run in (("top", run_top), ("memory", run_memory), ("logs", run_logs)):
+        watching = command(name, run)
+        watching.add_argument("--join", metavar="FILE", help="connection file (default: your newest local engine)")
+        watching.add_argument("--json", action="store_true", help="for scripts")
+        add_watch_arguments(watching, name)
+    page = command("page", run_page)
+    page.add_argument("--join", metavar="FILE", help="connection file (default: your newest local engine)")
+    page.add_argument("--open", action="store_true", help="show it in the browser of this host")
     replay = command("replay", run_replay)
     replay.add_argument("id", metavar="ID", nargs="?", help="of a task, actor or call; its start will do")
     replay.add_argument("--join", metavar="FILE", help="connection file (default: your newest local engine)")
@@ -91,6 +113,21 @@ def parser() -> argparse.ArgumentParser:
     place.add_argument("--to", metavar="FILE", help="write the record into a file instead")
     place.add_argument("--from", metavar="FILE", dest="source", help="take the record from a file")
     return top
+
+
+def add_watch_arguments(command: argparse.ArgumentParser, name: str) -> None:
+    """What top, memory and logs take."""
+    if name == "top":
+        command.add_argument("--once", action="store_true", help="print it once")
+        command.add_argument("--interval", type=float, default=1.0, metavar="S", help="between two looks (default: 1)")
+    elif name == "memory":
+        command.add_argument("--by", choices=("object", "function", "owner"), default="object")
+        command.add_argument("--limit", type=int, default=25, metavar="N", help="rows (default: 25)")
+    else:
+        command.add_argument("id", metavar="ID", nargs="?", default="",
+                             help="of a worker, an actor or a task (its start will do), or a worker's process id")
+        command.add_argument("--follow", "-f", action="store_true", help="go on until ctrl-c")
+        command.add_argument("--lines", "-n", type=int, default=100, metavar="N", help="the last ones (default: 100)")
 
 
 def state_dir_of(options: argparse.Namespace) -> str:
@@ -109,8 +146,9 @@ def run_head_command(options: argparse.Namespace) -> int:
         raise BadValue(f"--port must be between 0 and 65535, not {options.port}")
     state_dir = state_dir_of(options)
     os.makedirs(state_dir, mode=0o700, exist_ok=True)
+    asked = {name: port for name in ("page_port", "metrics_port") if (port := getattr(options, name)) is not None}
     settings = head_settings(options.host, os.path.abspath(options.connection_file), state_dir, not options.no_tls,
-                             make_config(from_environment(os.environ)), options.port)
+                             make_config({**from_environment(os.environ), **asked}), options.port)
     return run_head(settings)
 
 
@@ -176,8 +214,14 @@ def connection_of(options: argparse.Namespace) -> Connection:
 
 
 def run_status(options: argparse.Namespace) -> int:
-    """nodes, workers, free resources, store and counters"""
-    asyncio.run(_status(connection_of(options)))
+    """nodes, workers, free resources, store, what waits for slots and why, counters"""
+    connection = connection_of(options)
+    if options.json:
+        from flowengine.observe import watch
+
+        print(watch.as_json(asyncio.run(watch.looked(connection))))
+        return 0
+    asyncio.run(_status(connection))
     return 0
 
 
@@ -186,14 +230,50 @@ async def _status(connection: Connection) -> None:
 
     async with Visitor(connection) as visitor:
         nodes = await visitor.ask_head("nodes")
-        head, fresh, stores, stats = await asyncio.gather(
-            visitor.ask_head("stats"), visitor.ask_all(nodes, "nodes"), visitor.ask_all(nodes, "store"),
-            visitor.ask_all(nodes, "stats"))
+        page, head, fresh, stores, stats, seen = await asyncio.gather(
+            visitor.ask_head("page"), visitor.ask_head("stats"), visitor.ask_all(nodes, "nodes"),
+            visitor.ask_all(nodes, "store"), visitor.ask_all(nodes, "stats"), visitor.ask_all(nodes, "seen"))
     views = [
         screens.NodeView(entry, own[0] if own else None, store)
         for entry, own, store in zip(nodes, fresh, stores, strict=True)
     ]
-    screens.show_status(connection, views, [head, *stats])
+    waiting = [queue for answer in seen for process in (answer or ())[1:] for queue in process.get("queues", ())]
+    screens.show_status(connection, views, [head, *stats], waiting)
+    screens.show_page(*page)
+
+
+def run_page(options: argparse.Namespace) -> int:
+    """tell the address of the live page, which has the token that opens it, or show it"""
+    connection = connection_of(options)
+    url, reason = asyncio.run(_page(connection))
+    if not url:
+        raise FlowError(f"the head has no page: {reason}")
+    print(url)
+    if options.open:
+        open_page(url, state_dir_of(options))
+    elif not listens(url.partition("/?")[0] + "#page"):
+        print(f"It is for a browser on the head's host; from here: {screens.tunnel(connection.address, url)}",
+              file=sys.stderr)
+    return 0
+
+
+async def _page(connection: Connection) -> tuple[str, str]:
+    from flowengine.runtime.visitor import Visitor
+
+    async with Visitor(connection) as visitor:
+        url, reason = await visitor.ask_head("page")
+    return url, reason
+
+
+def open_page(url: str, state_dir: str) -> None:
+    """Show a page in a browser; the address goes through a file of this user, as others may see what is started."""
+    import webbrowser
+
+    os.makedirs(state_dir, mode=0o700, exist_ok=True)
+    path = Path(state_dir, "page.html")
+    write_private(path, f'<!doctype html><meta http-equiv="refresh" content="0; url={url}">'.encode())
+    if not webbrowser.open(path.as_uri()):
+        raise FlowError("no browser was found on this host; open the address above")
 
 
 def run_stack(options: argparse.Namespace) -> int:
@@ -211,6 +291,27 @@ async def _stack(connection: Connection) -> None:
             visitor.ask_all(nodes, "stack"), visitor.ask_all(nodes, "threads"), visitor.ask_all(nodes, "running"))
     for found in zip(nodes, stacks, threads, running, strict=True):
         screens.show_stack(*found)
+
+
+def run_top(options: argparse.Namespace) -> int:
+    """nodes, workers, CPU, memory, what runs and what waits, again and again; q ends it"""
+    from flowengine.observe import watch
+
+    return watch.top(connection_of(options), options.interval, options.once, options.json)
+
+
+def run_memory(options: argparse.Namespace) -> int:
+    """which objects take the memory, where they lie, and who holds them"""
+    from flowengine.observe import watch
+
+    return watch.memory(connection_of(options), options.by, options.limit, options.json)
+
+
+def run_logs(options: argparse.Namespace) -> int:
+    """what workers have printed: all, or a worker, an actor, a task"""
+    from flowengine.observe import watch
+
+    return watch.logs(connection_of(options), options.id, options.lines, options.follow, options.json)
 
 
 def run_story(options: argparse.Namespace) -> int:

@@ -73,9 +73,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     node_mtbf_s: float = 864_000.0              # how long a node is expected to last, before any was seen to end
 
     # Seeing.
+    wait_warn_s: float = 10.0                   # a wait that lasts so long says why, in the log; 0: none does
     log_lines_kept: int = 20                    # per worker, for the account of its death
     log_line_chars_max: int = 4_096
+    log_file_bytes_max: int = 4 * MIB           # of what a worker prints, kept on its host; 0: nothing
     story_lines_max: int = 10_000
+    page_port: int = 0                          # of the head's live page; 0: any, from when somebody asks for it on
+    metrics_port: int = 0                       # of the head's metrics without a token, on its own host; 0: none
 
     def __post_init__(self) -> None:
         for name, (low, high) in BOUNDS.items():
@@ -128,9 +132,13 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "journal_delay_s": (0, 60),
     "persist_bytes_max": (0, 1 << 60),
     "node_mtbf_s": (0.1, 1e10),
+    "wait_warn_s": (0, 1e9),
     "log_lines_kept": (0, 10_000),
     "log_line_chars_max": (80, MIB),
+    "log_file_bytes_max": (0, 64 * GIB),
     "story_lines_max": (1, 100_000_000),
+    "page_port": (0, 65_535),
+    "metrics_port": (0, 65_535),
 }
 
 # (smaller, factor, larger, why): larger >= factor * smaller.

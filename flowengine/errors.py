@@ -12,6 +12,8 @@
     ├─ TaskCancelled          someone asked for it
     ├─ TaskTimeout            ran longer than its timeout_s
     ├─ GetTimeout             also TimeoutError: the result may still come
+    ├─ LockLost               whoever releases a lock does not have it any more: its process was taken for dead
+    ├─ QueueClosed            no more items go into the queue, and for get: none are left
     ├─ Deadlock               calls wait for each other in a circle: which
     ├─ Lost                   the world's fault, and the retries are used up
     │  ├─ WorkerCrashed       who, host, pid, exit code or signal, attempt n of m, last log lines, what is next
@@ -163,6 +165,14 @@ class TaskTimeout(FlowError):
 
 class GetTimeout(FlowError, TimeoutError):
     """A result did not come in time; it may still come."""
+
+
+class LockLost(FlowError):
+    """The lock was taken from its holder, whose process was not to be reached; others may have had it since."""
+
+
+class QueueClosed(FlowError):
+    """The queue was closed: nothing more can be put, and for a get nothing is left."""
 
 
 class Deadlock(FlowError):
@@ -370,6 +380,15 @@ def pack_error(error: BaseException, task: str | None = None, remote_traceback: 
     links = [_pack_link(link, chain) for link in chain]
     tail = clean(remote_traceback)[-TRACEBACK_CHARS_MAX:]
     return msgspec.msgpack.encode(Packed(links, None if task is None else clean(task), tail, notes))
+
+
+def error_line(blob: bytes) -> str:
+    """What a packed error says, on one line, without making the error; never raises."""
+    try:
+        first = msgspec.msgpack.decode(blob, type=Packed).links[0]
+    except (msgspec.MsgspecError, IndexError) as broken:
+        return f"an error that cannot be read: {broken}"
+    return " ".join(f"{first.type_name}: {first.text}".split())
 
 
 def unpack_error(blob: bytes) -> FlowError:

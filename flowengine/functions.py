@@ -15,12 +15,17 @@ from .errors import BadType, SerializationError, StaleSession
 from .objects import codec
 from .options import TaskOptions, shape, task_options
 from .refs import Current, ObjectRef, StreamOfRefs, checked, no_session
+from .runtime.environment import environment_of, inherited
+from .scheduling.placing import Asked, asked_by, keyed, owns
+from .scheduling.policies import Policy
+from .scheduling.resources import program_of
 from .slots import Slot
 
 if TYPE_CHECKING:
     from .runtime.session import Session
 
 STREAM = -1
+TURNS_KEPT_MAX = 1_000  # of a policy that gives each call another one
 
 
 class Plan:
@@ -39,23 +44,59 @@ class Plan:
         self.name = options.name or name
         self.num_returns = STREAM if options.num_returns == "stream" else int(options.num_returns)
         self.shape = shape(options)
-        self.placement = placement_of(options.placement)
+        self.policy: Policy | None = None  # one that is asked for each call
+        self.asks: dict[Policy, tuple[Asked, bool]] = {}  # of its turns, and whether they ask for what programs make
+        self.asked = Asked(self.shape)
+        self.keyed: tuple[Asked, str, Asked] | None = None  # what was asked, of which program, with its keys
+        if options.placement is not None and session.places:
+            self.asked = asked_by(options.placement, self.shape)
+            if options.placement.hooked():
+                self.policy = options.placement
+        self.owns = owns(self.asked)
         self.max_retries = options.max_retries
         self.retry_exceptions = packed_exceptions(options.retry_exceptions)
         self.timeout_s = options.timeout_s or 0.0
         self.priority = options.priority
+        self.environment = environment_of(options.env_vars, options.working_dir)
 
     def spec(
         self, args: bytes, whole: RefTo | None, deps: tuple[RefTo, ...], nested: tuple[RefTo, ...]
     ) -> TaskSpec:
         """The lineage entry of one call."""
-        context = self.session.context
+        context, asked = self.session.context, self.asked
+        if self.owns:
+            asked = self.of_program(asked, context.driver)
+        if asked.unread:
+            deps = (*deps, *[ref.to() for ref in asked.unread])
+        environment = context.environment
+        if self.environment is not None:
+            environment = inherited(self.environment, environment)
         return TaskSpec(
             context.new_child(), self.function, self.name, args, whole, deps,
-            self.nested + nested if nested else self.nested, self.num_returns, self.shape, self.placement,
+            self.nested + nested if nested else self.nested, self.num_returns, asked.shape, asked.placement,
             self.max_retries, self.retry_exceptions, self.timeout_s, self.priority, context.depth, context.task,
-            driver=context.driver,
+            driver=context.driver, choice=asked.choice, environment=environment,
         )
+
+    def of_program(self, asked: Asked, driver: str) -> Asked:
+        """The same, with names that programs make as those of the program for which this code runs."""
+        job = program_of(driver, self.session.address)
+        if self.keyed is None or self.keyed[0] is not asked or self.keyed[1] != job:
+            self.keyed = asked, job, keyed(asked, job)
+        return self.keyed[2]
+
+    def take_turn(self) -> Policy:
+        """Before a call whose policy wants to be asked: what it asks for this time."""
+        assert self.policy is not None
+        mine = self.policy.turn(self)
+        known = self.asks.get(mine)
+        if known is None:
+            if len(self.asks) >= TURNS_KEPT_MAX:
+                self.asks.clear()
+            asked = asked_by(mine, self.shape)
+            known = self.asks[mine] = asked, owns(asked)
+        self.asked, self.owns = known
+        return mine
 
 
 class RemoteFunction:
@@ -78,17 +119,39 @@ class RemoteFunction:
 
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:
         """Submit one call: never blocks. A reference; a list of n; None for 0; an iterator for a stream."""
+        plan, turn, spec, held = self._packed(args, kwargs)
+        session = plan.session
+        session.submit(spec, plan.blob)
+        if turn is not None:
+            turn.submitted(session, object_id(spec.id, 0))
+        del held  # references to large arguments live until the owner has noted the task
+        return results_of(session, spec)
+
+    def _later(self, /, *args: Any, **kwargs: Any) -> Callable[[], ObjectRef]:
+        """One call with the arguments as they are now; what is given submits it, once, from any thread."""
+        plan, turn, spec, held = self._packed(args, kwargs)
+        session = plan.session
+        ref_parts = object_id(spec.id, 0), session.endpoint.address, session.context.heir
+
+        def submit(_: object = (args, kwargs, held)) -> ObjectRef:  # references in the arguments live until then
+            session.check_open()
+            session.submit(spec, plan.blob)
+            if turn is not None:
+                turn.submitted(session, ref_parts[0])
+            return ObjectRef(session, *ref_parts)
+
+        return submit
+
+    def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan, Policy | None, TaskSpec, Any]:
+        """What a call is made of: its plan, the turn of its policy, its task, and what lives until it is submitted."""
         session = Current.session or start_default()
         plan = self._plan
         if plan is None or plan.session is not session:
             plan = self._plan = Plan(session, self._function, self._options, self._name)
+        turn = plan.take_turn() if plan.policy is not None else None
         if args or kwargs:
-            spec, held = pack_call(plan, args, kwargs)
-        else:
-            spec, held = plan.spec(b"", None, (), ()), None
-        session.submit(spec, plan.blob)
-        del held  # references to large arguments live until the owner has noted the task
-        return results_of(session, spec)
+            return plan, turn, *pack_call(plan, args, kwargs)
+        return plan, turn, plan.spec(b"", None, (), ()), None
 
     def __repr__(self) -> str:
         return f"RemoteFunction({self._name})"
@@ -175,11 +238,6 @@ def packed_exceptions(wanted: bool | tuple[type[BaseException], ...]) -> bytes:
     if wanted is True:
         return b"*"
     return bytes(cloudpickle.dumps(wanted))
-
-
-def placement_of(placement: Any) -> tuple[str, ...]:
-    """Node ids in order of preference, from a policy of flow.scheduling; None: anywhere."""
-    return () if placement is None else tuple(placement.nodes)
 
 
 def remote_function(function: Any, given: dict[str, Any]) -> RemoteFunction:

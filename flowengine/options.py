@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, SupportsFloat, SupportsIndex
 import msgspec
 
 from flowengine.errors import BadType, BadValue
+from flowengine.scheduling.policies import Policy, share_of
 
 NUM_RETURNS_MAX = 65_535        # the index of a return takes two bytes
 RETRIES_MAX = 1_000_000
@@ -37,6 +38,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     placement: Any = None                       # a policy; judged by the scheduler
     priority: float = 0.0                       # larger first
+    env_vars: tuple[tuple[str, str], ...] = ()
+    working_dir: str = ""
 
 
 class ActorOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +82,8 @@ def actor_options(given: Mapping[str, Any], base: ActorOptions | None = None) ->
         if name not in ACTOR_CHECKS:
             raise BadValue(unknown_name("option of an actor", name, (*ACTOR_CHECKS, *ACTOR_TASK_OPTIONS)))
         checked["detached" if name == "lifetime" else name] = ACTOR_CHECKS[name](name, value)
+    if given.get("placement") is not None and share_of(given["placement"]):
+        raise BadValue("placement: an actor keeps what it has, so it has no fair share; the tasks that it calls may")
     return msgspec.structs.replace(base, **checked)
 
 
@@ -131,10 +136,20 @@ def resource_amounts(name: str, value: Any) -> Shape:
             raise BadType(f"{name} must have strings as names, not {resource!r}")
         if not resource or len(resource) > NAME_CHARS_MAX:
             raise BadValue(f"{name} must have names of 1 to {NAME_CHARS_MAX} characters, not {resource[:40]!r}")
+        if "@" in resource or "\x1f" in resource:
+            raise BadValue(f"{name} cannot hold {resource!r}: names with '@' are those that the engine makes")
         if resource in BUILTIN_RESOURCES:
             raise BadValue(f"{name} cannot hold {resource!r}: use num_cpus, num_gpus or memory_bytes")
     pairs = ((resource, real(f"{name}[{resource!r}]", amount, 0, AMOUNT_MAX)) for resource, amount in value.items())
     return tuple(sorted(pairs))
+
+
+def gpus(name: str, value: Any) -> float:
+    """A number of GPUs: whole ones, or a part of one."""
+    number = real(name, value, 0, AMOUNT_MAX)
+    if number > 1 and number != int(number):
+        raise BadValue(f"{name} must be a whole number, or below 1 for a part of one GPU, not {value!r}")
+    return number
 
 
 def _returns(name: str, value: Any) -> int | str:
@@ -175,9 +190,36 @@ def _label(name: str, value: Any) -> str:
 
 
 def _policy(name: str, value: Any) -> Any:
-    if value is not None and getattr(value, "nodes", None) is None:
-        raise BadType(f"{name} must be a policy of flowengine.scheduling, not {value!r}")
+    if value is not None and not isinstance(value, Policy):
+        called = f"; call it: {value.__name__}(...)" if callable(value) and hasattr(value, "__name__") else ""
+        raise BadType(f"{name} must be a policy of flowengine.scheduling, not {value!r}{called}")
+    if value is not None:
+        share_of(value)
     return value
+
+
+def _env_vars(name: str, value: Any) -> tuple[tuple[str, str], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Mapping):
+        raise BadType(f"{name} must be a dict of names and texts, not {value!r}")
+    for variable, text in value.items():
+        if not isinstance(variable, str) or not isinstance(text, str):
+            raise BadType(f"{name} must have strings as names and values, not {variable!r}: {text!r}")
+        if not variable or "=" in variable or "\0" in variable + text:
+            raise BadValue(f"{name} cannot hold {variable!r}: {text!r}")
+    return tuple(value.items())
+
+
+def _folder(name: str, value: Any) -> str:
+    folder = value.__fspath__() if hasattr(value, "__fspath__") else value
+    if folder is None:
+        return ""
+    if not isinstance(folder, str):
+        raise BadType(f"{name} must be the path of a folder, not {value!r}")
+    if not folder or "\0" in folder:
+        raise BadValue(f"{name} must be the path of a folder, not {value!r}")
+    return folder
 
 
 def _whole(low: int, high: int) -> Check:
@@ -195,7 +237,7 @@ def _bounded(check: Callable[..., Any], low: float, high: float) -> Check:
 CHECKS: dict[str, Check] = {
     "num_returns": _returns,
     "num_cpus": _real(0, AMOUNT_MAX),
-    "num_gpus": _real(0, AMOUNT_MAX),
+    "num_gpus": gpus,
     "memory_bytes": _whole(0, int(AMOUNT_MAX)),
     "resources": resource_amounts,
     "max_retries": _whole(-1, RETRIES_MAX),
@@ -204,6 +246,8 @@ CHECKS: dict[str, Check] = {
     "name": _label,
     "placement": _policy,
     "priority": _real(-1e9, 1e9),
+    "env_vars": _env_vars,
+    "working_dir": _folder,
 }
 DEFAULTS = TaskOptions()
 
@@ -242,7 +286,8 @@ def _checkpoint(name: str, value: Any) -> str:
     return str(whole(name, value, 1, 1 << 40))
 
 
-ACTOR_TASK_OPTIONS = ("num_cpus", "num_gpus", "memory_bytes", "resources", "placement", "priority")
+ACTOR_TASK_OPTIONS = ("num_cpus", "num_gpus", "memory_bytes", "resources", "placement", "priority", "env_vars",
+                      "working_dir")
 ACTOR_CHECKS: dict[str, Check] = {
     "max_concurrency": _whole(1, 10_000),
     "name": _label,

@@ -108,6 +108,25 @@ def checked(ref: ObjectRef) -> Session:
     return session
 
 
+class CompletedRefs(Iterator[ObjectRef]):
+    """References in the order in which their values come. Also an async iterator, which waits in a thread."""
+
+    def __init__(self, refs: Iterator[ObjectRef]) -> None:
+        self._refs = refs
+
+    def __next__(self) -> ObjectRef:
+        return next(self._refs)
+
+    def __aiter__(self) -> CompletedRefs:
+        return self
+
+    async def __anext__(self) -> ObjectRef:
+        ref: ObjectRef | None = await asyncio.get_running_loop().run_in_executor(None, next, self, None)
+        if ref is None:
+            raise StopAsyncIteration
+        return ref
+
+
 class StreamOfRefs(Iterator[ObjectRef]):
     """References to what a streaming task yields, in order, each as soon as it is there. Also an async iterator."""
 

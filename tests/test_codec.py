@@ -326,6 +326,33 @@ def test_small_values_are_bare_pickles() -> None:
         assert pickle.loads(packed.payload) == value
 
 
+@pytest.mark.parametrize("value", [np.arange(1000), [np.ones(3000), b"x" * 40_000, "text"], {"a": 1}])
+def test_what_is_poured_is_what_is_written(value: Any) -> None:
+    packed = codec.pack(value)
+    poured = bytearray(packed.nbytes)
+
+    def write(at: int, part: memoryview) -> None:
+        poured[at : at + len(part)] = part
+
+    codec.pour_object(write, packed, b"o")
+    assert poured == stored(packed)
+    with pytest.raises(ValueError, match="name"):
+        codec.pour_object(write, packed, b"x" * 200)
+
+
+def test_a_table_is_poured_too() -> None:
+    pa = pytest.importorskip("pyarrow")
+    packed = codec.pack(pa.table({"x": list(range(5000))}))
+    poured = bytearray(packed.nbytes)
+
+    def write(at: int, part: memoryview) -> None:
+        poured[at : at + len(part)] = part
+
+    codec.pour_object(write, packed, b"o")
+    assert poured == stored(packed)
+
+
+
 def test_headers_are_checked() -> None:
     packed = codec.pack(np.arange(9))
     view = stored(packed, b"name")

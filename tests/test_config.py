@@ -11,7 +11,7 @@ from flowengine.errors import BadType, ConfigError, UsageError
 def test_every_limit_has_bounds_and_a_unit():
     assert list(BOUNDS) == list(WHOLE)
     assert all(smaller in BOUNDS and larger in BOUNDS for smaller, _, larger, _ in RELATIONS)
-    units = ("_s", "_bytes", "_max", "_fraction", "_kept")
+    units = ("_s", "_bytes", "_max", "_fraction", "_kept", "_port")
     assert all(name.endswith(units) for name in WHOLE)
 
 

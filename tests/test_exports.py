@@ -4,6 +4,8 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import pathlib
+import subprocess
+import sys
 import types
 
 import pytest
@@ -39,6 +41,14 @@ def test_exported_errors_are_those_of_the_tree():
     listed = {name for name in flowengine.__all__ if isinstance(getattr(flowengine, name), type)
               and issubclass(getattr(flowengine, name), BaseException)}
     assert all(getattr(errors, name, None) is getattr(flowengine, name) for name in listed)
+
+
+def test_the_import_brings_nothing_that_takes_long():
+    """What the engine needs is imported while it starts."""
+    heavy = ("dask", "distributed", "joblib", "pandas", "pyarrow", "rich")
+    code = f"import sys, flowengine; print([name for name in {heavy} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
 
 
 def test_version_is_that_of_the_installed_package():

@@ -79,6 +79,13 @@ def test_an_object_of_the_store_has_the_same_bytes_as_the_blob(value: Any) -> No
     view = memoryview(bytearray(packed.nbytes))
     codec.write_object(view, packed, b"name")
     assert bytes(codec.read_packed_parts(view)[1][0]) == fused.blob()
+    poured = bytearray(packed.nbytes)
+
+    def write(at: int, part: memoryview) -> None:
+        poured[at : at + len(part)] = part
+
+    codec.pour_object(write, packed, b"name")
+    assert poured == view
 
 
 @given(ARRAYS, st.data())

@@ -53,7 +53,7 @@ def test_unknown_names_get_the_nearest(given_name, near):
 
 
 def test_a_name_like_no_other_lists_all():
-    with pytest.raises(BadValue, match="known are max_retries, memory_bytes"):
+    with pytest.raises(BadValue, match="known are env_vars, max_retries, memory_bytes"):
         task_options({"zzz": 1})
 
 

@@ -12,12 +12,14 @@ PACKAGE = PROJECT / "flowengine"
 
 # Which files are pure: all of these that exist. Everything else is a shell.
 PURE_GLOBS = (
-    "options.py", "errors.py", "error_parts.py", "config.py", "core/*.py", "scheduling/*.py", "recovery/__init__.py",
+    "options.py", "errors.py", "error_parts.py", "config.py", "core/*.py", "recovery/__init__.py",
+    "scheduling/bundling.py", "scheduling/devices.py", "scheduling/placement.py", "scheduling/policies.py",
+    "scheduling/resources.py", "scheduling/rooms.py", "scheduling/shares.py",
     "recovery/lineage.py", "recovery/stash.py", "recovery/membership.py", "recovery/checkpoint.py",
     "recovery/record.py", "recovery/failures.py",
     "collectives/plan*.py", "collectives/tree.py", "collectives/ledger*.py", "collectives/posts*.py",
     "collectives/seats*.py", "collectives/speeds.py", "chaos/faults.py", "chaos/sim*.py", "chaos/checkers.py",
-    "observe/metrics.py", "observe/timeline.py", "train/buckets.py",
+    "observe/metrics.py", "observe/timeline.py", "observe/view.py", "train/buckets.py",
 )
 ALLOWED = frozenset((
     "__future__", "abc", "bisect", "collections", "copy", "dataclasses", "difflib", "enum", "functools", "hashlib",

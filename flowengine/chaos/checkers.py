@@ -146,6 +146,7 @@ def left_over(world: World) -> list[str]:
             "objects": len(store.entries), "granted bytes": store.granted_bytes, "used bytes": store.used_bytes,
             "asks": len(store.asks), "leases": len(leases.leases), "waiting demands": len(leases.waiting),
             # What a worker sealed and did not come to tell of is not known to any machine.
+            "bundles": len(node.machine.bundles.held), "wanted gangs": len(node.machine.bundles.wants),
             "segments": sum(node.writers[oid] in world.workers for oid in node.memory), "files": len(node.disk),
         }
         lines += [f"{node.address}: {count} {what}" for what, count in books.items() if count]
@@ -155,6 +156,7 @@ def left_over(world: World) -> list[str]:
         if any(state != "idle" for state in states):
             lines.append(f"{node.address}: workers {states}")
         lines += laws_of(node.machine)
+    lines += [f"the head has {group}" for group in world.head.machine.bundles.groups]
     return [*lines, *laws_of(world.head.machine)]
 
 
@@ -170,6 +172,7 @@ def left_in(process: Process) -> list[str]:
     books: dict[str, Sized] = {
         "waiters": owner.waiters, "leases": owner.leases, "unannounced": owner.unannounced, "parents": owner.parents,
         "left children": owner.left_children, "unconfirmed": owner.unconfirmed, "fetch errors": owner.fetch_errors,
+        "wanted gangs": [gang for gang in owner.gangs.values() if gang.wanted],
         "actors": owner.made, "actors called": owner.targets,
         "ending": owner.ending, "waits of threads": process.waits, "functions in use": owner.functions.users,
     }

@@ -15,11 +15,13 @@ from flowengine.errors import BadValue
 
 from .checkers import left_over, wrong_actors, wrong_outcome
 from .sim_collectives import GroupWorld, judge_groups
+from .sim_resources import wrong_resources
 from .sim_settings import FaultRates, GroupSettings, NetSettings, Scenario
 from .sim_world import TRACE_LINES, Broken, World
 
 __all__ = ["Failure", "Report", "SCENARIOS", "Scenario", "simulate", "story_of"]
 
+GANGS = ("nested", "stored", "put", "refs", "wait", "gangs")
 QUIET_S = 12.0  # after the program's end: then nothing may be left
 
 
@@ -77,6 +79,7 @@ def run(world: World) -> list[str]:
         if driver.outcome is not None:
             lines += wrong_actors(world)
             lines += left_over(world)
+            lines += wrong_resources(world) if scenario.resources else []
     except Broken as broken:
         return [str(broken)]
     return lines
@@ -157,6 +160,33 @@ SCENARIOS: dict[str, Scenario] = {
                 kill_worker=2.0, kill_node=0.7, kill_head=0.5, freeze_worker=0.5, freeze_node=0.3, cut_host=0.4,
                 lose_copies=1.0, spike=0.5,
             ),
+            net=NetSettings(loss=0.02),
+        ),
+        Scenario(name="policies_calm", policies=True),
+        Scenario(
+            name="policies", policies=True, net=NetSettings(loss=0.02),
+            faults=FaultRates(
+                kill_worker=1.5, kill_node=0.7, kill_head=0.5, freeze_worker=0.3, freeze_node=0.2, cut_host=0.3,
+                lose_copies=1.0, spike=0.5,
+            ),
+        ),
+        Scenario(
+            name="policies_actors", policies=True, actors=3, net=NetSettings(loss=0.02),
+            faults=FaultRates(kill_worker=1.0, kill_actor=1.5, kill_node=0.5, kill_head=0.3, spike=0.5),
+        ),
+        Scenario(name="resources_calm", resources=6, tasks=25),
+        Scenario(
+            name="resources", resources=6, tasks=25, net=NetSettings(loss=0.02),
+            faults=FaultRates(kill_worker=1.5, kill_node=0.7, kill_head=0.7, freeze_node=0.2, cut_host=0.3, spike=0.5),
+        ),
+        Scenario(name="gangs_calm", features=GANGS),
+        Scenario(name="gangs", features=GANGS, faults=FaultRates(kill_worker=2.0), net=NetSettings(loss=0.02)),
+        Scenario(
+            name="gangs_tight", nodes=2, gang_max=4, tasks=60, features=GANGS, faults=FaultRates(kill_worker=1.0),
+        ),
+        Scenario(
+            name="gangs_all", features=GANGS,
+            faults=FaultRates(kill_worker=1.5, kill_node=0.7, kill_head=0.7, freeze_node=0.2, cut_host=0.3, spike=0.5),
             net=NetSettings(loss=0.02),
         ),
         groups("collectives_calm", FaultRates(), grows=0.2, wrong=0.1, too_late=0.05, again=0.2, beside=0.2),

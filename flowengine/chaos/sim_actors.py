@@ -22,6 +22,7 @@ from flowengine.core.ids import child_id, object_id, task_of
 
 from . import sim_process as p
 from .sim_actor_programs import CHECKPOINTS
+from .sim_policies import placed
 from .sim_programs import Op
 
 if TYPE_CHECKING:
@@ -145,6 +146,8 @@ class ActorSteps:
             parent=context.task, life=m.ActorLife(checkpoint=CHECKPOINTS[op.number]), caller_key=context.caller_key,
             driver=context.driver,
         )
+        if process.world.scenario.policies:
+            spec = placed(spec, process.world.scenario.nodes)
         process.begin_parent()
         process.step(s.Submitted(spec, b"actor"))
         handle = p.Ref(object_id(spec.id, 0), context.driver.partition(" ")[0] or process.address, m.HANDLE)

@@ -1,6 +1,6 @@
 """Virtual user code: the steps of a Body in a virtual process, and a worker's runs of tasks around them.
 
-Mirrors runtime/worker.py (Run) and what remote functions, put, get and wait do.
+Mirrors runtime/run.py and what remote functions, put, get and wait do.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from flowengine.core import messages as m
 from flowengine.core import owner_state as s
 from flowengine.core.executor import ItemMade, TaskEnded
 from flowengine.core.ids import function_id, object_id
+from flowengine.scheduling.resources import of_job
 
 from . import sim_process as p
 from .sim_actors import ActorSteps, VirtualActor
+from .sim_gangs import GangSteps
+from .sim_policies import passed, placed
 from .sim_programs import STREAM, Body, Op, mix
+from .sim_resources import ResourceSteps
 
 if TYPE_CHECKING:
     from .sim_node import SimNode
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
 ARGS_BYTES = 400  # of arguments that travel as an object
 
 
-class Frame(ActorSteps):
+class Frame(ActorSteps, GangSteps, ResourceSteps):
     """Running code: its names and what it has worked out so far; Oracle of sim_programs says what must come out."""
 
     def __init__(self, process: p.Process, thread: p.Thread, context: p.Context, body: Body) -> None:
@@ -83,6 +87,11 @@ class Frame(ActorSteps):
             STREAM if body.items >= 0 else 1, max_retries=body.retries, depth=context.depth, parent=context.task,
             driver=context.driver,
         )
+        if op.asks:
+            job = context.driver.partition(" ")[0] or process.address
+            spec = msgspec.structs.replace(spec, shape=of_job((*spec.shape, *op.asks), job))
+        if process.world.scenario.policies:
+            spec = placed(spec, process.world.scenario.nodes)
         process.begin_parent()
         process.step(s.Submitted(spec, blob))
         if whole is not None:
@@ -356,7 +365,7 @@ class Worker(p.Process):
         self.stop_kind = ""
         began_s = self.world.clock.now
         given: tuple[bytes, ...] = ()
-        refs = spec.deps if spec.args_object is None else (*spec.deps, spec.args_object)
+        refs, values = passed(push)
         frame = Frame(self, self.main, context, self.world.bodies[spec.function])
         try:
             self.parent_push = push
@@ -364,14 +373,14 @@ class Worker(p.Process):
                 self.begin_parent()
             self.main.in_user_code = True
             if refs:
-                self.step(s.InputsGiven(refs, push.values))
+                self.step(s.InputsGiven(refs, values))
                 given = tuple(ref.oid for ref in refs)
-            values, items = yield from self.body(frame, push, given)
+            made, items = yield from self.body(frame, push, given)
             self.world.actors.ended[spec.id] = None
             self.leave(frame, given, False)
             recorded = (*push.recorded, *context.noted)
             run_us = int((self.world.clock.now - began_s) * 1e6)
-            return m.TaskDone(spec.id, push.attempt, values, run_us, self.owner.still_held(), recorded, items, 0)
+            return m.TaskDone(spec.id, push.attempt, made, run_us, self.owner.still_held(), recorded, items, 0)
         except (p.EngineError, p.Interrupted) as error:
             self.main.in_user_code = False
             run_us = int((self.world.clock.now - began_s) * 1e6)
@@ -389,7 +398,7 @@ class Worker(p.Process):
     def body(self, frame: Frame, push: m.PushTask, given: tuple[bytes, ...]) -> Generator[None, Any, Any]:
         """Arguments, code, results."""
         spec, body = push.spec, frame.body
-        for index, ref in enumerate(spec.deps):
+        for index, ref in enumerate(spec.deps[: len(spec.deps) - (spec.choice.unread if spec.choice else 0)]):
             yield from frame.take(f"d{index}", ref.oid)
         nested = list(self.take_refs(frame.context, spec.nested, b""))
         if spec.args_object is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from flowengine.core import commands as c
@@ -231,6 +232,7 @@ class SimHead(Server):
     def __init__(self, world: World) -> None:
         super().__init__(world.head_address, "host-head", forgiving=True)
         self.world = world
+        self.unwritten: deque[c.WriteJournal] = deque()
         settings = HeadSettings(world.head_address, "session", "", 1)
         self.machine = Head(settings, world.scenario.config, world.rows)
 
@@ -244,11 +246,29 @@ class SimHead(Server):
             elif isinstance(command, c.SetTimer):
                 self.world.clock.after(command.delay_s, self.run, self.step, command.event)
             elif isinstance(command, c.WriteJournal):
-                for key, row in command.rows:
-                    if row is None:
-                        self.world.rows.pop(key, None)
-                    else:
-                        self.world.rows[key] = row
+                self.unwritten.append(command)
+                if command.number:  # somebody waits for it, so what happens before it is written matters
+                    self.world.clock.after(DISK_S, self.run, self.written, command.number)
+                else:
+                    self.write()
+
+    def write(self, number: int = 0) -> None:
+        """Rows come on disk in their order, up to those of a number."""
+        while self.unwritten:
+            command = self.unwritten.popleft()
+            for key, row in command.rows:
+                if row is None:
+                    self.world.rows.pop(key, None)
+                else:
+                    self.world.rows[key] = row
+            if number and command.number == number:
+                return
+
+    def written(self, number: int) -> None:
+        """The rows of this number are on disk."""
+        if any(command.number == number for command in self.unwritten):
+            self.write(number)
+        self.step(c.JournalWritten(number))
 
     def deliver(self, message: m.Message, sender: str) -> None:
         """All is for the machine."""

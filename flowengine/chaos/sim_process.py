@@ -108,7 +108,7 @@ class Process(Peer):
     """A driver or worker."""
 
     def __init__(self, world: World, address: str, node: SimNode, worker_id: str = "") -> None:
-        super().__init__(address, node.host)
+        super().__init__(address, node.host, forgiving=True)
         self.world = world
         self.node = node
         self.worker_id = worker_id
@@ -122,6 +122,8 @@ class Process(Peer):
         self.space: dict[int, m.SpaceGiven] = {}
         self.asked: dict[int, int] = {}
         self.restores: dict[int, tuple[bytes, bytes]] = {}  # requests for room for copies from durable storage
+        self.orders: dict[int, Thread] = {}  # about resources, that the head has not answered
+        self.answers: dict[int, Any] = {}
         self.stepping = False
         self.later: deque[tuple[m.Message, str]] = deque()
         self.perform: dict[type, Any] = {
@@ -188,6 +190,8 @@ class Process(Peer):
             self.send(sender, m.Answered(message.request, message.topic, content))  # type: ignore[attr-defined]
         elif kind is m.Ping:
             self.send(sender, m.Pong(message.number))  # type: ignore[attr-defined]
+        elif kind is m.Answered and message.topic.startswith("resource."):  # type: ignore[attr-defined]
+            self.answered(message)  # type: ignore[arg-type]
         elif kind is m.Goodbye:
             self.told_to_end(sender)
         elif kind is m.SpaceGiven:
@@ -203,11 +207,18 @@ class Process(Peer):
         else:
             self.step(message, sender)
 
+    def answered(self, message: m.Answered) -> None:
+        """The head's answer to an order."""
+        thread = self.orders.pop(message.request, None)
+        if thread is not None and thread.wait == message.request:
+            self.answers[message.request] = message.content
+            self.wake(thread, message.request)
+
     def welcomed(self) -> None:
         """The node takes us."""
 
     def lost(self, peer: str, reason: str) -> None:
-        """A peer is gone for good."""
+        """A peer is gone for good; if it was only cut off, it comes back under its own address."""
         self.step(m.PeerLost(peer, reason), peer)
 
     def send(self, to: str, message: m.Message) -> None:

@@ -34,6 +34,7 @@ class Op(msgspec.Struct, frozen=True):
     size_bytes: int = 0
     seconds: float = 0.0
     flag: bool = False
+    asks: tuple[tuple[str, float], ...] = ()  # resources that a task needs besides its CPU
 
 
 class Body(msgspec.Struct, frozen=True):
@@ -100,6 +101,12 @@ class Writer:
                     ops.append(Op("cancel", name, flag=dice.random() < 0.3))
                     refs.remove(name)
                     cancelled.append(name)
+            elif kind == "gang":
+                op = self.gang(name, depth, min(self.scenario.gang_max, max(1, budget - calls)))
+                calls += len(op.names)
+                self.left -= len(op.names)
+                ops.append(op)
+                refs += op.names
             elif kind == "put":
                 ops.append(Op("put", name, number=dice.randrange(1000), size_bytes=self.size()))
                 refs.append(name)
@@ -120,6 +127,8 @@ class Writer:
                 kinds.append(kind)
         if "streams" in self.scenario.features:
             kinds += ["stream", "read"]
+        if "gangs" in self.scenario.features:
+            kinds += ["gang"] * 3
         return self.dice.choice(kinds)
 
     def use(self, kind: str, refs: list[str], ops: list[Op]) -> None:
@@ -148,6 +157,14 @@ class Writer:
         if kind == "stream":
             body = msgspec.structs.replace(body, items=dice.randrange(0, 6), refs=(), error=False)
         return Op("call", name, deps, nested, body, flag=self.has("args", 0.2))
+
+    def gang(self, name: str, depth: int, most: int) -> Op:
+        """Members that meet before they go on."""
+        size = self.dice.randrange(1, most + 1)
+        inner = self.dice.randrange(1, 3) if depth < self.scenario.depth and self.has("nested", 0.3) else 0
+        body = self.body(depth + 1, 0, 0, inner)
+        body = msgspec.structs.replace(body, ops=(Op("meet", number=size), *body.ops))
+        return Op("gang", name, tuple(f"{name}.g{index}" for index in range(size)), body=body)
 
     def size(self) -> int:
         """Of a value: inline or stored."""
@@ -261,6 +278,13 @@ class Oracle:
         """A handle that a task gives."""
         self.env[op.name] = self.env[op.names[0]].get()[1][0]
 
+    def do_gang(self, op: Op) -> None:
+        """As Code: members are tasks without arguments."""
+        for name in op.names:
+            self.env[name] = Thing(op.body)
+
+    do_meet = do_nothing
+    do_make = do_size = do_more = do_unmake = do_nothing
     do_drop = do_wait = do_keep = do_sleep = do_cancel = do_settle = do_nothing
     do_act = do_look = do_replies = do_nothing
 

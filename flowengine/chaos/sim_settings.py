@@ -57,6 +57,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     tasks: int = 20  # about so many in a program
     depth: int = 2  # of nested tasks
     features: tuple[str, ...] = ("nested", "stored", "put", "refs", "streams", "errors", "wait", "cancel", "keep")
+    gang_max: int = 5  # members of a gang
+    resources: int = 0  # names that the program makes resources under; 0: none
+    policies: bool = False  # tasks have some
     run_s: float = 0.05  # mean run time of a task
     actors: int = 0  # at most so many in a program; 0: it is one of tasks and objects
     own_actors: float = 0.0  # share of tasks that make an actor

@@ -15,9 +15,11 @@ from .faults import Fault, plan
 from .sim_actor_programs import ActorWriter
 from .sim_actors import ActorBook
 from .sim_code import Driver, Worker
+from .sim_gangs import Meetings
 from .sim_net import Clock, Network
 from .sim_node import REAP_S, SimHead, SimNode
 from .sim_programs import Body, Writer
+from .sim_resources import ResourceWriter
 from .sim_settings import Scenario
 
 RESTART_S = 0.6
@@ -37,9 +39,10 @@ class World:
         self.dice = Random(seed)
         self.clock = Clock()
         self.net = Network(self.clock, self.dice, scenario.net)
-        writer = ActorWriter if scenario.actors else Writer
+        writer = ActorWriter if scenario.actors else ResourceWriter if scenario.resources else Writer
         self.program = program or writer(Random(seed * 2 + 1), scenario).program()
         self.actors = ActorBook()
+        self.meetings = Meetings()
         self.head_address = "tcp://head#0"
         self.rows: dict[str, bytes] = {}
         self.nodes: dict[str, SimNode] = {}

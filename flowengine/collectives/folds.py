@@ -8,7 +8,7 @@ import numpy as np
 
 Write = Callable[[int, memoryview], None]
 
-CHUNK_BYTES = 256 << 10
+CHUNK_BYTES = 512 << 10
 ALIGN_BYTES = 64
 
 FOLDS: dict[str, np.ufunc] = {

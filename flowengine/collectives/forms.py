@@ -173,13 +173,26 @@ class Given:
     def write_into(self, target: memoryview) -> None:
         """Write all arrays into a view of exactly nbytes."""
         end = 0
-        for array, part in sorted(zip(self.arrays, self.parts, strict=True), key=lambda pair: pair[1].offset):
-            if not array.nbytes or array.dtype.hasobject:
-                continue
+        for array, part in self._in_order():
             if part.offset > end:
                 target[end : part.offset] = bytes(part.offset - end)  # it is folded too
             np.ndarray(array.shape, array.dtype, target, part.offset)[...] = array
             end = part.offset + array.nbytes
+
+    def pour(self, write: codec.Write) -> None:
+        """The same in parts that are handed on."""
+        end = 0
+        for array, part in self._in_order():
+            if part.offset > end:
+                write(end, memoryview(bytes(part.offset - end)))
+            write(part.offset, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            end = part.offset + array.nbytes
+
+    def _in_order(self) -> Iterator[tuple[Array, ArrayPart]]:
+        """The arrays that have bytes, as they lie in the buffer."""
+        for array, part in sorted(zip(self.arrays, self.parts, strict=True), key=lambda pair: pair[1].offset):
+            if array.nbytes and not array.dtype.hasobject:
+                yield array, part
 
     def packed(self) -> codec.Packed:
         """The buffer as an object of the store, an array of bytes; contiguous memory is copied as it is written."""
@@ -208,6 +221,10 @@ class Fused(codec.ArrowStream):
     def write_into(self, target: memoryview) -> None:
         """Write them into a writable view of exactly nbytes."""
         self.given.write_into(target)
+
+    def pour(self, write: codec.Write) -> None:
+        """Hand them on one after the other."""
+        self.given.pour(write)
 
 
 def _placed(arrays: Sequence[Array]) -> tuple[list[int], int]:

@@ -49,7 +49,7 @@ def reduced_fused(
     session: Session, fold: str, refs: Sequence[ObjectRef], reduce: Callable[[list[ObjectRef], str], ObjectRef]
 ) -> Any:
     """The reduction in the form of the first input; reduce: makes a reference to that of arrays."""
-    ids = {entry.address: entry.node_id for entry in session.nodes_seen}
+    ids = {entry.address: entry.node_id for entry in session.all_nodes()}
     plans: dict[str, Plan] = {}
     made = []
     for ref in refs:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -169,11 +168,9 @@ class Lanes:
 
 async def _fill(stream: BulkStream, view: memoryview) -> None:
     """Read exactly as much as the view holds; woken by large amounts rather than for each packet."""
-    sock: socket.socket | None = getattr(stream, "sock", None)
     at, end = 0, len(view)
     while at < end:
-        if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(end - at, WAKE_BYTES))
+        stream.wake_at(min(end - at, WAKE_BYTES))
         count = await stream.readinto(view[at:])
         if not count:
             raise ConnectionError("the stream ended")

@@ -125,6 +125,7 @@ class PieceFolded(Message, frozen=True):
     stage: int
     post: int
     failure: str = ""
+    kind: str = ""  # of the failure: gift, store
 
 
 class PieceSent(Message, frozen=True):

@@ -103,8 +103,8 @@ class Pieces(Part):
         work = self._live(event.op, event.epoch)
         if work is None:
             return
-        if event.failure:
-            self.broken(work, "gift", "", event.failure)
+        if event.kind:
+            self.broken(work, event.kind, "", event.failure)
             return
         stop, piece = work.stops[event.line, event.post], event.piece
         *sources, target = work.folding.pop((event.line, piece, event.stage, event.post))

@@ -60,6 +60,12 @@ class ActorAt(Message, frozen=True):
     error: bytes = b""
 
 
+class ActorHere(Message, frozen=True):
+    """Worker to its node: this actor lives here, until the process ends; tasks may ask to run beside it."""
+
+    actor: bytes
+
+
 class ActorReady(Message, frozen=True):
     """Actor to its owner: the constructor ran, or the state was restored; replayed: calls that were run again."""
 

@@ -103,9 +103,19 @@ class CombineBlobs(Command, frozen=True):
 
 
 class WriteJournal(Command, frozen=True):
-    """Head: put these rows (key, msgpack value or None for delete) into the journal, in this order."""
+    """Head: put these rows (key, msgpack value or None for delete) into the journal, in this order.
+
+    With a number the shell answers JournalWritten when these and all earlier rows are on disk.
+    """
 
     rows: tuple[tuple[str, bytes | None], ...]
+    number: int = 0
+
+
+class JournalWritten(Message, frozen=True):
+    """Head's shell: the rows of the WriteJournal of this number, and all before, are on disk."""
+
+    number: int
 
 
 class WorkerEnded(Message, frozen=True):

@@ -109,7 +109,8 @@ class Executor:
     # --- from owners ------------------------------------------------------------------------------
 
     def put_function(self, event: m.PutFunction, sender: str) -> None:
-        """Tasks will name this function."""
+        """Tasks will name this function. An owner that was only cut off begins so again."""
+        self.gone.pop(sender, None)
         self.functions[event.function] = None
         self.out.append(c.KeepFunction(event.function, event.blob))
 
@@ -322,6 +323,8 @@ class Executor:
     def for_host(self, event: Any, sender: str) -> None:
         """News for the actor that lives here."""
         if self.host is not None:
+            if type(event) is HostReady and not event.error:
+                self.out.append(c.Send(self.node, m.ActorHere(self.host.id)))
             self.host.told(event, sender)
 
     def wait_probed(self, event: m.WaitProbe, sender: str) -> None:

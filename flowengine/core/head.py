@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from flowengine.scheduling.placement import RUN_S_GUESS, candidates, choose, could_run, covers, minus, times, why_not
-from flowengine.scheduling.resources import units_of
+from flowengine.scheduling.rooms import Rooms
 
 from .commands import Command, WriteJournal
 from .dispatch import Outbox, Part, on, routes
+from .head_bundles import HeadBundles
+from .head_jobs import Jobs
+from .head_resources import Resources
+from .head_slots import Slots
 from .journal import NOISE, Journal
 from .messages import (
     Answered,
@@ -29,15 +32,14 @@ from .messages import (
     NodeJoined,
     NodeReport,
     NodesChanged,
+    NodesWanted,
     PeerLost,
     Ping,
     Pong,
     Record,
-    Shape,
-    SlotsFound,
-    SlotsSought,
 )
 from .node_desk import NEVER_S
+from .telling import KNOWN_TO_ALL_MAX, Telling
 
 if TYPE_CHECKING:
     from flowengine.config import Config
@@ -78,21 +80,9 @@ class NodeRow(Record, frozen=True):
 class Member:
     """A living node."""
 
-    entry: NodeEntry  # as it last reported, less what was promised since
+    entry: NodeEntry  # as it last reported
     heard_s: float
     link_lost_s: float = NEVER_S  # never: the link stands
-
-
-@dataclass(slots=True, eq=False)
-class Seeker:
-    """A demand that its node cannot serve, waiting for a node that can."""
-
-    sought: SlotsSought
-    node: str  # the address of the node that asks
-    told: str = ""
-
-
-SeekerKey = tuple[str, str, Shape, tuple[str, ...]]  # node, owner, shape, placement
 
 
 class Head(Part):
@@ -111,14 +101,22 @@ class Head(Part):
         self.by_address: dict[str, str] = {}  # living node's address -> id
         self.expected: dict[str, None] = {}  # ids that lived when an earlier head ended and have not come back
         self.dead: dict[str, None] = {}  # addresses
-        self.seekers: dict[SeekerKey, Seeker] = {}  # first come, first served
+        self.telling = Telling()
+        self.came: dict[str, None] = {}  # ids that not all who want to know have been told of
+        self.back: dict[str, None] = {}  # those of them that everybody believes to be dead
+        self.lost: dict[str, None] = {}  # addresses of dead nodes that not everybody has been told of
+        self.rooms = Rooms()  # what the members have
+        self.jobs = Jobs(self.out, config.heartbeat_s, self._job_ended)
+        self.resources = Resources(self)
+        self.bundles = HeadBundles(self, rows)
+        self.slots = Slots(self.out, self.rooms, self.resources.absent, self.bundles.where)
         self.session = settings.session or _text(rows.get(SESSION_ROW))
         self.port = settings.port or _number(rows.get(PORT_ROW))
         self._written = rows.get(SESSION_ROW) is not None
-        self._routes = routes(self)
+        self._routes = routes(self, self.slots, self.jobs, self.resources, self.bundles)
         self._news_due: bool | None = None  # None: nobody joined lately; True: somebody has yet to be told of
         self._beat_s = 0.0
-        self._expect_until_s = 0.0
+        self.expect_until_s = 0.0
         self._read(rows)
 
     def _read(self, rows: Mapping[str, bytes]) -> None:
@@ -133,6 +131,7 @@ class Head(Part):
                     self._remember_dead(row.address)
                 else:
                     self.expected[node_id] = None
+        self.resources.read(rows)
 
     # --- the door ---------------------------------------------------------------------------------
 
@@ -141,8 +140,10 @@ class Head(Part):
         pack = msgspec.msgpack.encode
         self.out.add(WriteJournal(((SESSION_ROW, pack(self.session)), (PORT_ROW, pack(self.port)))))
         self._beat_s = now
-        self._expect_until_s = now + self.config.suspect_after_s
+        self.expect_until_s = now + self.config.suspect_after_s
         self.out.timer(self.config.heartbeat_s, HeadBeat())
+        self.resources.start()
+        self.bundles.start()
         return self.out.take()
 
     def handle(self, event: Message, now: float, sender: str = "") -> list[Command]:
@@ -194,17 +195,26 @@ class Head(Part):
             self._remember_dead(row.address)
         self._record(entry.node_id, NodeRow(epoch, False, entry.address))
         self.expected.pop(entry.node_id, None)
-        self.dead.pop(entry.address, None)
+        if entry.address in self.dead:
+            del self.dead[entry.address]
+            self.lost.pop(entry.address, None)
+            self.back[entry.node_id] = None
         is_new = entry.node_id not in self.members
         entry = msgspec.structs.replace(entry, epoch=epoch)
         self.members[entry.node_id] = Member(entry, now)
         self.by_address[entry.address] = entry.node_id
-        self.out.send(entry.address, NodeAccepted(epoch, self.nodes()))
+        self.rooms.join(entry)
+        self.telling.curious.pop(entry.address, None)
+        small = self._is_small()
+        self.out.send(entry.address, NodeAccepted(epoch, self.nodes() if small else (entry,), small))
+        self.resources.joined(entry, event.entry.epoch == 0)
         if is_new:
+            self.came[entry.node_id] = None
             if self.dead:
-                self.out.send(entry.address, NodesChanged(self.nodes(), tuple(self.dead)))
+                known = self.nodes() if small else ()
+                self.out.send(entry.address, NodesChanged(known, tuple(self.dead), not small, small))
             self._tell_of_joining(entry.address)
-        self._serve()
+        self.slots.joined(entry.node_id)
 
     def _tell_of_joining(self, address: str) -> None:
         """Tells the others, but when many join at once only once an interval: it is a message to each of them."""
@@ -254,20 +264,32 @@ class Head(Part):
                 self._joined(NodeJoined(entry), now, sender)  # this head is younger than the node
             return
         member.entry = entry
-        if self.seekers:
-            self._serve(entry)
+        self.rooms.report(entry, event.dynamic)
+        for key, total, _ in event.dynamic:
+            if not total:
+                self.slots.explain(key)
+        self.slots.news(entry.node_id)
+        self.bundles.reported(now)
 
     @on(PeerLost)
     def _peer_lost(self, event: PeerLost, now: float, sender: str) -> None:
         member = self.members.get(self.by_address.get(event.peer, ""))
         if member is not None:
             member.link_lost_s = now
+        else:
+            self.jobs.lost(event.peer)
+
+    def _job_ended(self, job: str) -> None:
+        self.resources.job_ended(job)
+        self.bundles.job_ended(job)
 
     @on(Goodbye)
     def _goodbye(self, event: Goodbye, now: float, sender: str) -> None:
         if sender in self.by_address:
             self._bury(self.by_address[sender])
             self._tell_nodes("")
+        else:
+            self.jobs.end(sender)
 
     @on(HeadBeat)
     def _beat(self, event: HeadBeat, now: float, sender: str) -> None:
@@ -285,12 +307,13 @@ class Head(Part):
             if now - member.heard_s > suspect_s * SILENCE_FACTOR
             or (member.link_lost_s > NEVER_S and now - max(member.link_lost_s, member.heard_s) > suspect_s)
         ]
-        if self.expected and now > self._expect_until_s:
+        if self.expected and now > self.expect_until_s:
             gone += sorted(self.expected)
         for node_id in gone:
             self._bury(node_id)
         if gone:
             self._tell_nodes("")
+        self.bundles.beat(now)
         self.out.timer(self.config.heartbeat_s, HeadBeat())
 
     def _bury(self, node_id: str) -> None:
@@ -300,90 +323,63 @@ class Head(Part):
         self._remember_dead(row.address)
         self.expected.pop(node_id, None)
         self._forget(node_id)
+        self.resources.node_gone(node_id)
+        self.slots.explain()
 
     def _forget(self, node_id: str) -> None:
         member = self.members.pop(node_id, None)
         if member is None:
             return
+        self.came.pop(node_id, None)
+        self.back.pop(node_id, None)
         address = member.entry.address
+        self.telling.curious.pop(address, None)
         del self.by_address[address]
-        for key in [key for key in self.seekers if key[0] == address]:
-            del self.seekers[key]
+        self.rooms.leave(node_id)
+        self.bundles.node_lost(node_id, address)
+        self.slots.node_gone(address)
 
     def _remember_dead(self, address: str) -> None:
-        self.dead[address] = None
+        self.dead[address] = self.lost[address] = None
         if len(self.dead) > DEAD_KEPT_MAX:
-            del self.dead[next(iter(self.dead))]
+            oldest = next(iter(self.dead))
+            del self.dead[oldest]
+            self.lost.pop(oldest, None)
 
     def nodes(self) -> tuple[NodeEntry, ...]:
         """All living nodes, by id."""
         return tuple(self.members[node_id].entry for node_id in sorted(self.members))
 
+    def _is_small(self) -> bool:
+        return len(self.members) + len(self.expected) <= KNOWN_TO_ALL_MAX
+
     def _tell_nodes(self, but: str) -> None:
-        changed = NodesChanged(self.nodes(), tuple(self.dead))
-        for entry in changed.nodes:
-            if entry.address != but:
-                self.out.send(entry.address, changed)
+        if self._is_small():
+            nodes = self.nodes()
+            to = [entry.address for entry in nodes if entry.address != but]
+            self.telling.tell_all(self.out, to, NodesChanged(nodes, tuple(self.dead)))
+        else:
+            to = [address for address in self.by_address if address != but]
+            came, back = (tuple([self.members[node_id].entry for node_id in ids]) for ids in (self.came, self.back))
+            self.telling.tell(self.out, to, NodesChanged(came, tuple(self.lost), more=True), back)
+        self.came, self.back, self.lost = {}, {}, {}
 
-    # --- slots ------------------------------------------------------------------------------------
-
-    @on(SlotsSought)
-    def _sought(self, event: SlotsSought, now: float, sender: str) -> None:
-        key = (sender, event.owner, event.shape, event.placement)
-        if event.count <= 0:
-            self.seekers.pop(key, None)
-        elif sender in self.by_address:
-            self.seekers[key] = Seeker(event, sender)
-            self._serve_one(key, self.seekers[key])
-
-    def _serve(self, news: NodeEntry | None = None) -> None:
-        """Looks for nodes for all who seek; news: only that node's room may have grown."""
-        for key, seeker in list(self.seekers.items()):
-            if news is None or could_run(news, seeker.sought.shape, seeker.sought.placement):
-                self._serve_one(key, seeker)
-
-    def _serve_one(self, key: SeekerKey, seeker: Seeker) -> None:
-        """Names a node that has room now and notes the promise, or says once why there is none."""
-        sought = seeker.sought
-        others = [entry for entry in self.nodes() if entry.address != seeker.node]
-        run_s = sought.run_us / 1e6 if sought.run_us else RUN_S_GUESS
-        found = choose(others, sought.shape, sought.placement, run_s, dict(sought.held))
-        if found is None:
-            self._say_why(seeker)
-            return
-        del self.seekers[key]
-        # The promise counts until the node's next report: others are not sent to the same slots.
-        units = units_of(sought.shape)
-        count = times(found.available, units, sought.count)
-        member = self.members[found.node_id]
-        member.entry = msgspec.structs.replace(found, available=minus(found.available, units, count))
-        self._answer(seeker, found.address, "")
-
-    def _say_why(self, seeker: Seeker) -> None:
-        sought = seeker.sought
-        nodes = self.nodes()
-        reason = why_not(nodes, sought.shape, sought.placement)
-        if not reason:
-            able = candidates(nodes, sought.shape, sought.placement)
-            reason = f"all {len(able)} nodes that could run it are busy" if len(able) > 1 else "its node is busy"
-        if reason != seeker.told:
-            seeker.told = reason
-            self._answer(seeker, "", reason)
-
-    def _answer(self, seeker: Seeker, node: str, reason: str) -> None:
-        sought = seeker.sought
-        self.out.send(seeker.node, SlotsFound(sought.owner, sought.shape, sought.placement, node, reason))
-
-    def could_serve(self, seeker: Seeker) -> bool:
-        """Whether a node has room for a seeker; for the laws."""
-        need = units_of(seeker.sought.shape)
-        able = candidates(self.nodes(), seeker.sought.shape, seeker.sought.placement)
-        return any(entry.address != seeker.node and covers(entry.available, need) for entry in able)
+    @on(NodesWanted)
+    def _wanted(self, event: NodesWanted, now: float, sender: str) -> None:
+        if sender in self.by_address:
+            self.telling.curious[sender] = None
+            self.out.send(sender, NodesChanged(self.nodes(), tuple(self.dead)))
 
     # --- questions --------------------------------------------------------------------------------
 
     @on(Asked)
     def _asked(self, event: Asked, now: float, sender: str) -> None:
+        if event.topic.startswith("bundles."):
+            self.bundles.asked(event, now, sender)
+            return
+        if event.topic.startswith("resource."):
+            self.resources.asked(event, sender)
+            return
         self.out.send(sender, Answered(event.request, event.topic, self._content(event)))
 
     def _named(self, event: Asked) -> Any:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flowengine.collectives.posts_pieces import LANE_PIECES_MAX
-from flowengine.scheduling.resources import CPU, SCALE
+from flowengine.scheduling.resources import CPU, SCALE, is_own, job_of, plain
+from flowengine.scheduling.rooms import EVERY
 
+from .bundle_laws import fitting, offered, placed
 from .executor import RECENT_BYTES_MAX, RECENT_MAX, size_of
+from .head_resources import ANY, EACH
 from .ids import short
 from .node_objects import RUNS
 from .owner_calls import held_by
@@ -61,11 +65,15 @@ def check(machine: object) -> list[str]:
 def _ledger_is_sound(node: Node) -> Iterator[str]:
     ledger = node.leases.ledger
     taken = dict(node.leases.taken())
+    for name, count in node.bundles.taken():
+        taken[name] = taken.get(name, 0) + count
     for name in sorted({*ledger.names(), *taken}):
         if ledger.used(name) != taken.get(name, 0):
             yield f"{name}: the ledger says {ledger.used(name) / SCALE}, the leases hold {taken.get(name, 0) / SCALE}"
-        if name != CPU and ledger.free(name) < 0:
+        if name != CPU and ledger.free(name) < 0 and name not in ledger.over:
             yield f"{name}: {ledger.free(name) / SCALE} is free"
+        if (ledger.free(name) < 0 and name not in ledger.static) != (name in ledger.over):
+            yield f"{name}: over-committed, and {'' if name in ledger.over else 'not '}listed as such"
 
 
 @law("N-2", "a lease has one living or dying process, a leased process has one lease", "Node")
@@ -111,10 +119,10 @@ def _nothing_is_held_back(node: Node) -> Iterator[str]:
     if not node.pool.idle:
         return
     # While some demand could be starving, what it lacks may be held free for it; where ranks matter, others come first.
-    if any(not leases.ledger.fits(demand.units) for demand in leases.waiting.values()):
+    if leases.kept or any(not leases.ledger.fits(demand.units) for demand in leases.waiting.values()):
         return
     for key, demand in leases.waiting.items():
-        if demand.allowed and not demand.rank and leases.ledger.fits(demand.units):
+        if demand.allowed and not demand.rank and leases.has_room(demand) and leases.has_worker(demand):
             yield f"{key} waits while {len(node.pool.idle)} workers are idle"
 
 
@@ -243,6 +251,9 @@ def _kept_is_counted(node: Node) -> Iterator[str]:
 # --- Head -----------------------------------------------------------------------------------------
 
 
+law("N-10", "a bundle's amounts are on offer exactly while it is open; its CPU is lent at most once", "Node")(offered)
+
+
 @law("H-1", "a node id has at most one life, under the epoch that the journal holds", "Head")
 def _one_life(head: Head) -> Iterator[str]:
     for node_id, member in head.members.items():
@@ -265,20 +276,25 @@ def _dead_are_gone(head: Head) -> Iterator[str]:
 
 @law("H-3", "promises stay within what a node has", "Head")
 def _promises_are_covered(head: Head) -> Iterator[str]:
-    for node_id, member in head.members.items():
-        total = dict(member.entry.total)
-        for name, amount in member.entry.available:
-            if not 0 <= amount <= total.get(name, 0.0):
-                yield f"{node_id}: {amount} of {total.get(name, 0.0)} {name} is free"
+    for node_id, room in head.rooms.nodes.items():
+        for name in room.total:
+            free, total = room.free[name], room.total[name]
+            if free > total or (free < 0 and name in room.static):
+                yield f"{node_id}: {free / SCALE} of {total / SCALE} {plain(name)} is free"
 
 
 @law("H-4", "no seeker waits while a node has room for it", "Head")
 def _seekers_are_served(head: Head) -> Iterator[str]:
-    for key, seeker in head.seekers.items():
+    slots = head.slots
+    for key, seeker in slots.seekers.items():
         if seeker.node not in head.by_address:
             yield f"{key} belongs to no living node"
-        elif head.could_serve(seeker):
+        elif slots.could_serve(seeker):
             yield f"{key} waits"
+    grouped = {key: seeker for group in slots.groups.values() for key, seeker in group.seekers.items()}
+    watched = [group for groups in slots.watched.values() for group in groups.values()]
+    if grouped != slots.seekers or len(watched) != len(slots.groups):
+        yield f"{len(slots.seekers)} seek, {len(grouped)} are in {len(slots.groups)} groups, {len(watched)} watched"
 
 
 @law("H-5", "nobody is both a member and expected to come back", "Head")
@@ -286,6 +302,48 @@ def _expected_are_absent(head: Head) -> Iterator[str]:
     for node_id in head.expected:
         if node_id in head.members:
             yield node_id
+
+
+@law("H-6", "what programs made is listed where it is, and living nodes have all of it that they should", "Head")
+def _made_is_placed(head: Head) -> Iterator[str]:
+    resources = head.resources
+    under_way = resources.under_way()
+    where: dict[str, dict[str, None]] = {}
+    for key, made in resources.made.items():
+        if made.place != EACH:
+            where.setdefault(made.node, {})[key] = None
+        if key not in resources.jobs.get(job_of(key), ()) or (made.place == EACH) != (key in resources.each):
+            yield f"{plain(key)} is not listed"
+        if made.place == ANY and made.node not in head.members and made.node not in head.expected and head.members:
+            yield f"{plain(key)} is at {made.node or 'no node'}, which is dead"
+        for node_id in resources.nodes_of(made) if key not in under_way else ():
+            if head.rooms.nodes[node_id].total.get(key, 0) != made.given:
+                yield f"{node_id} has {head.rooms.nodes[node_id].total.get(key, 0)} of {plain(key)}, not {made.given}"
+    if {node_id: dict(keys) for node_id, keys in resources.at.items()} != where:
+        yield f"listed at {sorted(resources.at)}, really at {sorted(where)}"
+    for node_id, room in head.rooms.nodes.items():
+        for key, total in room.total.items():
+            made_of = resources.made.get(key)
+            right = made_of is not None and node_id in resources.nodes_of(made_of)
+            if is_own(key) and total and not right and key not in under_way:
+                yield f"{node_id} has {plain(key)}, which is not there"
+
+
+@law("H-7", "nodes are found by each name that they have, and by those of which some is free", "Head")
+def _rooms_are_indexed(head: Head) -> Iterator[str]:
+    rooms = head.rooms
+    if sorted(rooms.nodes) != sorted(head.members) or len(rooms.has[EVERY]) != len(rooms.nodes):
+        yield f"rooms of {sorted(rooms.nodes)}"
+    for which, index in (("total", rooms.has), ("free", rooms.open)):
+        really = sorted((name, node_id) for node_id, room in rooms.nodes.items()
+                        for name, units in getattr(room, which).items() if units > 0)
+        listed = sorted((name, node_id) for name, nodes in index.items() if name != EVERY for node_id in nodes)
+        if really != listed:
+            yield f"{which}: listed {listed}, really {really}"
+
+
+law("H-8", "a set of bundles waits exactly when one has no place, and all places are on living nodes", "Head")(placed)
+law("H-9", "no node holds more open bundles than it has room for", "Head")(fitting)
 
 
 # --- Owner: references ---------------------------------------------------------------------------------------------
@@ -423,6 +481,7 @@ def _queues_hold_the_ready(owner: Owner) -> Iterator[str]:
     ready = 0
     for queue in owner.queues.values():
         tasks = [task for line in queue.ready.values() for task in line]
+        tasks += [task for line in queue.tenants.values() for ready in line.ready.values() for task in ready]
         ready += len(tasks)
         if queue.count != len(tasks):
             yield f"{queue.key}: counts {queue.count}, holds {len(tasks)}"
@@ -445,11 +504,12 @@ def _waiting_lacks_an_input(owner: Owner) -> Iterator[str]:
 @law("O-8", "leases are listed once, and in the rotation exactly while they take more", "Owner")
 def _rotation_is_right(owner: Owner) -> Iterator[str]:
     for queue in owner.queues.values():
+        times = Counter([(lease.node, lease.id) for lease in queue.rotation])
         for key, lease in queue.leases.items():
             if owner.leases.get(key) is not lease or lease.queue is not queue:
                 yield f"lease {key} is not known"
-            if queue.rotation.count(lease) != lease.open:
-                yield f"lease {key}: open {lease.open}, {queue.rotation.count(lease)} times in the rotation"
+            if times[key] != lease.open:
+                yield f"lease {key}: open {lease.open}, {times[key]} times in the rotation"
         if len(queue.rotation) != sum(lease.open for lease in queue.leases.values()):
             yield f"{queue.key}: {len(queue.rotation)} in the rotation"
         if any(not lease.inflight for lease in queue.leases.values()) and not queue.idle_timer:

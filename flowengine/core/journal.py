@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -47,6 +48,10 @@ class Journal:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def latest(self, kinds: frozenset[type], limit: int) -> list[Entry]:
+        """The last events and commands of some kinds, newest first."""
+        return list(islice((entry for entry in reversed(self._entries) if type(entry[2]) in kinds), limit))
 
     def story(self, name: bytes | str, lines_max: int = 1000) -> list[str]:
         """The last lines that mention a task, object, worker or process, oldest first."""

@@ -29,6 +29,11 @@ class NodeAccepted(Message, frozen=True):
 
     epoch: int
     nodes: tuple[NodeEntry, ...]
+    whole: bool = True  # there are no others; False: one that wants to know them says so
+
+
+class NodesWanted(Message, frozen=True):
+    """Process to its node, node to the head: tell me of every node, now and whenever one comes."""
 
 
 class NodeFenced(Message, frozen=True):
@@ -38,9 +43,27 @@ class NodeFenced(Message, frozen=True):
 
 
 class NodeReport(Message, frozen=True):
-    """Spare capacity and queue of a node, sent when it changed (not more often than an interval); a sign of life."""
+    """Spare capacity and queue of a node, sent when it changed (not more often than an interval); a sign of life.
+
+    dynamic: (key, total, free) in units of what came at run time and changed since the last report to this head.
+    """
 
     entry: NodeEntry
+    dynamic: tuple[tuple[str, int, int], ...] = ()
+
+
+class OrderSeen(Message, frozen=True):
+    """Program to head: the call that gave this order about a resource has returned; what it does may begin."""
+
+    number: int
+
+
+class AmountsSet(Message, frozen=True):
+    """Head to node: from now on it has so many units of these keys (0: none); whole: and of no others of programs."""
+
+    amounts: tuple[tuple[str, int], ...]
+    epoch: int
+    whole: bool = False
 
 
 class NodesChanged(Message, frozen=True):
@@ -48,6 +71,8 @@ class NodesChanged(Message, frozen=True):
 
     nodes: tuple[NodeEntry, ...]
     dead: tuple[str, ...] = ()  # addresses of nodes that are dead for good
+    more: bool = False  # these nodes are there beside those that were told before
+    whole: bool = True  # all nodes are known now; False: there are others, see NodesWanted
 
 
 class SlotsSought(Message, frozen=True):
@@ -62,10 +87,11 @@ class SlotsSought(Message, frozen=True):
 
 
 class SlotsFound(Message, frozen=True):
-    """The head's answer: a node's address, or none and why."""
+    """The head's answer: a node's address, or none and why; refused: and there will never be one."""
 
     owner: str
     shape: Shape
     placement: tuple[str, ...]
     node: str
     reason: str = ""
+    refused: bool = False

@@ -6,8 +6,21 @@ running total, so that a receiver can tell what is stale. The order of fields is
 
 from __future__ import annotations
 
+from .bundles import BundlesAsked as BundlesAsked
+from .bundles import BundlesDropped as BundlesDropped
+from .bundles import BundleSet as BundleSet
+from .bundles import BundlesGiven as BundlesGiven
+from .bundles import BundlesOpened as BundlesOpened
+from .bundles import BundlesTaken as BundlesTaken
+from .bundles import BundlesTold as BundlesTold
+from .bundles import GangNamed as GangNamed
+from .bundles import GangSought as GangSought
+from .bundles import GangWanted as GangWanted
+from .bundles import HeldBundle as HeldBundle
+from .bundles import LeaseRefused as LeaseRefused
 from .calling import BEGINNING as BEGINNING
 from .calling import ActorAt as ActorAt
+from .calling import ActorHere as ActorHere
 from .calling import ActorReady as ActorReady
 from .calling import ActorRecovered as ActorRecovered
 from .calling import CallerFound as CallerFound
@@ -55,17 +68,22 @@ from .making import ActorMade as ActorMade
 from .making import ActorNoted as ActorNoted
 from .making import ActorUnneeded as ActorUnneeded
 from .making import MakerLeft as MakerLeft
+from .membership import AmountsSet as AmountsSet
 from .membership import NodeAccepted as NodeAccepted
 from .membership import NodeEntry as NodeEntry
 from .membership import NodeFenced as NodeFenced
 from .membership import NodeJoined as NodeJoined
 from .membership import NodeReport as NodeReport
 from .membership import NodesChanged as NodesChanged
+from .membership import NodesWanted as NodesWanted
+from .membership import OrderSeen as OrderSeen
 from .membership import SlotsFound as SlotsFound
 from .membership import SlotsSought as SlotsSought
 from .parts import HANDLE as HANDLE
 from .parts import ActorLife as ActorLife
+from .parts import Choice as Choice
 from .parts import Death as Death
+from .parts import Environment as Environment
 from .parts import Failed as Failed
 from .parts import Inline as Inline
 from .parts import Message as Message
@@ -77,6 +95,12 @@ from .parts import Shape as Shape
 from .parts import Stored as Stored
 from .parts import TaskSpec as TaskSpec
 from .parts import Value as Value
+from .sharing import ShareAnswered as ShareAnswered
+from .sharing import ShareAsked as ShareAsked
+from .sharing import SharedItem as SharedItem
+from .sharing import ShareEnded as ShareEnded
+from .sharing import ShareGivenUp as ShareGivenUp
+from .sharing import ShareTaken as ShareTaken
 from .talk import Answered as Answered
 from .talk import Asked as Asked
 from .talk import ChaosOrdered as ChaosOrdered
@@ -116,6 +140,7 @@ class PushTask(Message, frozen=True):
     fallback: Checkpoint | None = None  # actors: where to begin when the checkpoint's file turns out to be bad
     odds: Odds | None = None  # actors: what is known of failures
     logs: StashCarried | None = None  # calls: logs of actors that it may depend on
+    devices: tuple[str, ...] = ()  # GPUs that it may use
 
 
 class CancelTask(Message, frozen=True):
@@ -263,6 +288,7 @@ class LeaseGranted(Message, frozen=True):
     worker: str
     worker_id: str
     node_id: str
+    devices: tuple[str, ...] = ()  # GPUs that are its own, or of which it has a part
 
 
 class LeaseRedirected(Message, frozen=True):
@@ -288,9 +314,10 @@ class LeaseReturned(Message, frozen=True):
 
 
 class LeaseWanted(Message, frozen=True):
-    """Others wait for such slots: return the lease as soon as what was sent on it is done."""
+    """Others wait for such slots: return the lease as soon as what was sent on it is done, or when it has no work."""
 
     lease: int
+    when_idle: bool = False
 
 
 class LeaseLost(Message, frozen=True):

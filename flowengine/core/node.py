@@ -21,17 +21,20 @@ from .messages import (
     NodeJoined,
     NodeReport,
     NodesChanged,
+    NodesWanted,
     OwnerEnded,
     PeerLost,
     Ping,
     Pong,
     Welcome,
 )
+from .node_bundles import Bundles
 from .node_desk import NEVER_S, SIGTERM, Desk, NodeSettings, Process, Tick, account
 from .node_leases import Leases
 from .node_pool import Pool
 from .node_questions import Questions
 from .node_store import Store
+from .telling import KNOWN_TO_ALL_MAX, known_after
 
 if TYPE_CHECKING:
     from flowengine.config import Config
@@ -52,6 +55,7 @@ class Node(Part):
         self.desk = Desk(settings, config)
         self.pool = Pool(self.desk)
         self.leases = Leases(self.desk, self.pool)
+        self.bundles = Bundles(self.desk, self.pool, self.leases)
         self.store = Store(self.desk)
         self.ledgers = Ledgers(self.desk)
         self.posts = Posts(self.desk, self.store)
@@ -59,7 +63,9 @@ class Node(Part):
         self.counters = self.desk.counters
         self.orphans: dict[str, tuple[str, float]] = {}  # dead owner of objects here -> its driver, and until when
         self._routes = routes(
-            self, self.pool, self.leases, self.store, self.ledgers, self.posts, self.posts.kept, self.questions)
+            self, self.pool, self.leases, self.bundles, self.store, self.ledgers, self.posts, self.posts.kept,
+            self.questions,
+        )  # fmt: skip
         self._reported_s = NEVER_S
         self._report_timer = False
         self._reported: tuple[object, ...] = ()  # the capacity that the head knows
@@ -89,10 +95,16 @@ class Node(Part):
 
     def _done(self, now: float) -> list[Command]:
         desk = self.desk
+        if self.bundles.asking or self.leases.moved:
+            self.bundles.serve(now)
         if desk.leases_due:
             desk.leases_due = False
             if self.leases.waiting:
                 self.leases.serve(now)
+        elif self.leases.fresh:
+            self.leases.serve_fresh(now)
+        if self.leases.moved:
+            self.bundles.settle(now)
         if self.store.asks:
             self.store.serve(now)
         if desk.report_due and not self._report_timer:
@@ -115,6 +127,7 @@ class Node(Part):
             self.pool.beat(now)
             self.posts.end_left(now)
             self.ledgers.beat(now)
+            self.bundles.beat()
             self._end_orphans(now)
             self.desk.leases_due = True
             if not self.desk.head_up:
@@ -148,8 +161,24 @@ class Node(Part):
             desk.head,
         )
         desk.out.send(event.address, welcome)
-        if desk.nodes:
-            desk.out.send(event.address, NodesChanged(self._known_nodes(), tuple(desk.dead_nodes)))
+        if event.role == "driver":
+            desk.telling.curious[event.address] = None
+            desk.want_nodes()
+        if desk.knows_all and (event.role == "driver" or len(desk.nodes) <= KNOWN_TO_ALL_MAX):
+            desk.telling.all_know = True
+            if desk.nodes:
+                desk.out.send(event.address, NodesChanged(self._known_nodes(), tuple(desk.dead_nodes)))
+        else:
+            desk.out.send(event.address, NodesChanged((), tuple(desk.dead_nodes), more=True, whole=False))
+
+    @on(NodesWanted)
+    def _nodes_wanted(self, event: NodesWanted, now: float, sender: str) -> None:
+        desk = self.desk
+        if desk.is_alive(sender):
+            desk.telling.curious[sender] = None
+            desk.want_nodes()
+            if desk.knows_all:
+                desk.out.send(sender, NodesChanged(self._known_nodes(), tuple(desk.dead_nodes)))
 
     @on(WorkerEnded)
     def _worker_ended(self, event: WorkerEnded, now: float, sender: str) -> None:
@@ -170,10 +199,12 @@ class Node(Part):
             self.orphans[address] = (root, now + ORPHANS_KEPT * self.config.link_lost_after_s)
             if len(self.orphans) > ORPHANS_MAX:
                 del self.orphans[next(iter(self.orphans))]
+        self.desk.telling.curious.pop(address, None)
         self.desk.gone[address] = None
         if len(self.desk.gone) > GONE_MAX:
             del self.desk.gone[next(iter(self.desk.gone))]
         self.leases.owner_lost(address, now)
+        self.bundles.process_gone(address)
         self.store.process_gone(address, now)
         self.posts.peer_lost(address, now)
         self.ledgers.peer_lost(address, now, reason)
@@ -271,26 +302,37 @@ class Node(Part):
         self.desk.report_due = False
         entry = self.entry()
         # The length of the queue moves with every burst of tasks: it is told at the next heartbeat, not for itself.
-        capacity = (entry.total, entry.available, entry.workers)
-        if capacity == self._reported and now - self._reported_s < self.config.heartbeat_s:
+        capacity, dynamic = (entry.total, entry.available, entry.workers), self.leases.ledger.news()
+        if capacity == self._reported and not dynamic and now - self._reported_s < self.config.heartbeat_s:
             return
         self._reported = capacity
         self._reported_s = now
-        self.desk.out.send(self.desk.head, NodeReport(entry), lazy=True)
+        self.desk.out.send(self.desk.head, NodeReport(entry, dynamic), lazy=True)
 
     def _known_nodes(self) -> tuple[NodeEntry, ...]:
         return tuple(self.desk.nodes[node_id] for node_id in sorted(self.desk.nodes))
 
-    def _learn_nodes(self, nodes: tuple[NodeEntry, ...], dead: tuple[str, ...]) -> None:
+    def _learn_nodes(self, news: NodesChanged, now: float) -> None:
         desk = self.desk
-        for address in dead:
+        back = tuple([entry for entry in news.nodes if entry.address in desk.dead_nodes])
+        for address in news.dead:
             desk.dead_nodes[address] = None
-        for entry in nodes:
+        for entry in news.nodes:
             desk.dead_nodes.pop(entry.address, None)  # it was declared dead and lives again, under a new epoch
-        desk.nodes = {entry.node_id: entry for entry in nodes}
-        changed = NodesChanged(nodes, dead)
-        for address in desk.locals():
-            desk.out.send(address, changed)
+        if news.more and not news.dead:
+            desk.nodes.update((entry.node_id, entry) for entry in news.nodes)
+        else:
+            desk.nodes = {entry.node_id: entry for entry in known_after(self._known_nodes(), news)}
+        desk.knows_all = news.whole
+        if news.whole and len(desk.nodes) <= KNOWN_TO_ALL_MAX:
+            desk.telling.tell_all(desk.out, desk.locals(), NodesChanged(self._known_nodes(), news.dead))
+        else:
+            desk.telling.tell(desk.out, desk.locals(), news, back)
+        if news.whole:
+            desk.asked_head = False
+            self.questions.nodes_known(now)
+        elif desk.telling.curious or self.questions.early:
+            desk.want_nodes()
 
     @on(NodeAccepted)
     def _accepted(self, event: NodeAccepted, now: float, sender: str) -> None:
@@ -298,14 +340,17 @@ class Node(Part):
         desk.head = sender or desk.head
         desk.head_up = True
         desk.epoch = event.epoch
-        self._learn_nodes(event.nodes, ())
+        self.leases.ledger.all_changed()
+        desk.asked_head = False
+        self._learn_nodes(NodesChanged(event.nodes, (), not event.whole, event.whole), now)
         self.leases.look_again(head_is_new=True)
         self.ledgers.head_found()
+        self.bundles.head_found(now)
         desk.report_due = True
 
     @on(NodesChanged)
     def _nodes_changed(self, event: NodesChanged, now: float, sender: str) -> None:
-        self._learn_nodes(event.nodes, event.dead)
+        self._learn_nodes(event, now)
         self.posts.nodes_lost(event.dead, now)
         self.ledgers.nodes_lost(event.dead, now)
         self.leases.look_again(head_is_new=False)
@@ -321,6 +366,8 @@ class Node(Part):
         for worker in list(self.desk.workers.values()):
             self.pool.kill(worker, "its node was declared dead and began a new life", now)
         self.posts.clear()
+        self.leases.new_life()
+        self.bundles.clear(now)
         self.ledgers.nodes_lost((self.desk.me,), now)
         self.store.clear()
         self.pool.replenish(now)

@@ -10,7 +10,8 @@ from flowengine.errors import EngineBug
 
 from .dispatch import Outbox
 from .journal import Journal
-from .messages import Death, Message, NodeEntry, Record, Shape
+from .messages import Death, Message, NodeEntry, NodesWanted, Record, Shape
+from .telling import Telling
 
 if TYPE_CHECKING:
     from flowengine.config import Config
@@ -44,6 +45,7 @@ class NodeSettings(Record, frozen=True):
     store_limit_bytes: int
     session: str
     head: str
+    gpus: tuple[str, ...] = ()  # their names, as CUDA_VISIBLE_DEVICES lists them
 
 
 class Tick(Message, frozen=True):
@@ -84,6 +86,8 @@ class Worker:
     kill_reason: str = ""
     killed_s: float = 0.0
     killed_task: bytes = b""
+    devices: tuple[str, ...] = ()  # GPUs that it was last lent with
+    actor: str = ""  # the key of what tasks ask for that are to be beside the actor that lives in it
     counters: dict[str, int] = field(default_factory=dict)  # as it last told
 
 
@@ -91,6 +95,7 @@ class Desk:
     """State that all parts may read; each field is changed by one part only."""
 
     __slots__ = (
+        "asked_head",
         "by_address",
         "config",
         "counters",
@@ -100,6 +105,7 @@ class Desk:
         "head",
         "head_up",
         "journal",
+        "knows_all",
         "leases_due",
         "me",
         "node_id",
@@ -109,6 +115,7 @@ class Desk:
         "processes",
         "report_due",
         "settings",
+        "telling",
         "workers",
     )
 
@@ -126,6 +133,9 @@ class Desk:
         self.by_address: dict[str, Worker] = {}  # those that listen and are not known to be dead
         self.processes: dict[str, Process] = {}  # all that joined and live
         self.nodes: dict[str, NodeEntry] = {}  # as the head told, this node included
+        self.knows_all = True  # these are all, as far as is known
+        self.asked_head = False  # for all of them
+        self.telling = Telling()
         self.dead_nodes: dict[str, None] = {}  # addresses
         self.head = settings.head
         self.head_up = False
@@ -146,6 +156,12 @@ class Desk:
     def locals(self) -> list[str]:
         """Addresses of all processes of this node that can be asked."""
         return sorted({**dict.fromkeys(self.by_address), **dict.fromkeys(self.processes)})
+
+    def want_nodes(self) -> None:
+        """Somebody here needs to know all nodes: the head is asked once, and from then on tells what changes."""
+        if not self.knows_all and self.head_up and not self.asked_head:
+            self.asked_head = True
+            self.out.send(self.head, NodesWanted())
 
     def root_of(self, address: str) -> str:
         """The driver on whose behalf a process works; itself when that is not known."""

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from flowengine.scheduling.placement import allows, candidates, rank_of, why_not
-from flowengine.scheduling.resources import Ledger, Units, only_cpu, units_of, without_cpu
+from flowengine.scheduling.devices import Devices, gpus_in
+from flowengine.scheduling.placement import allows, candidates, preferred, rank_of, why_not
+from flowengine.scheduling.resources import (
+    Ledger,
+    only_cpu,
+    plain,
+    resolve,
+    shown_amount,
+    units_of,
+)
 
-from .dispatch import Part, on
+from .bundles import bundle_of
+from .dispatch import on
 from .messages import (
     Death,
     KillWorker,
@@ -18,90 +26,45 @@ from .messages import (
     LeaseGranted,
     LeaseLost,
     LeaseRedirected,
+    LeaseRefused,
     LeaseReturned,
     LeaseWanted,
     NodeEntry,
-    Shape,
     SlotsFound,
     SlotsSought,
     WorkerBlocked,
 )
+from .node_amounts import Amounts, Demand, Key, Lease, has_some
 from .node_desk import NEVER_S, Desk, Worker
 from .node_pool import Pool
 
-Key = tuple[str, Shape, tuple[str, ...]]  # owner, shape, placement
-
 PREFER_S = 0.5  # a node that is liked better is given so long to serve a demand
 PREFER_AGAIN_S = 5.0  # and is not proposed again sooner than this: it may send the demand back
+PREFER_S_MAX = 5.0  # that is added when its inputs would have to move
+SLOW_BYTES_PER_S = 25e6  # of a link that is worth waiting for
+PREFER_BRIEFLY_S = 0.1  # meanwhile it has been asked too, and is first if it has room
 SEEK_AGAIN_S = 5.0  # the head keeps what is sought; told again in case it forgot
+SHORT_MAX = 256  # idle workers that are missing: more are not started at a time
 WAIT_NOTICE_S = 1.0  # a shorter wait needs no reason
 
 
-@dataclass(slots=True, eq=False)
-class Demand:
-    """What one owner wants in one shape and placement: running totals."""
-
-    owner: str
-    shape: Shape
-    placement: tuple[str, ...]
-    units: Units
-    allowed: bool  # whether the placement admits this node
-    rank: int  # of this node in the order of preference
-    wanted_total: int = 0
-    granted_total: int = 0
-    depth: int = 0
-    priority: float = 0
-    run_us: int = 0
-    held: tuple[tuple[str, int], ...] = ()
-    since_s: float = 0.0  # when it last began to wait, or was granted something
-    look_s: float = 0.0  # its wait is not looked into again before
-    preferred_s: float = NEVER_S  # when a better liked node was proposed
-    sought_s: float = NEVER_S  # when the head was asked; never: it does not know the demand
-    told: str = ""  # the last reason that the owner heard
-
-    @property
-    def key(self) -> Key:
-        """Its name among the demands."""
-        return (self.owner, self.shape, self.placement)
-
-    @property
-    def outstanding(self) -> int:
-        """Leases that are wanted and not granted."""
-        return self.wanted_total - self.granted_total
-
-
-@dataclass(slots=True, eq=False)
-class Lease:
-    """A worker slot in the hands of an owner."""
-
-    number: int
-    owner: str
-    shape: Shape
-    units: Units
-    worker: Worker
-    root: str
-    priority: float
-    asked_back: bool = False
-    cpu_lent: bool = False  # its task waits in get; the CPU is in the ledger
-
-    @property
-    def taken(self) -> Units:
-        """What it holds of the ledger."""
-        return without_cpu(self.units) if self.cpu_lent else self.units
-
-
-class Leases(Part):
+class Leases(Amounts):
     """Demands and leases of this node; laws N-1, N-2, N-3, N-5, N-6."""
 
     def __init__(self, desk: Desk, pool: Pool) -> None:
         self.desk = desk
         self.pool = pool
         self.ledger = Ledger(desk.settings.total)
+        self.devices = Devices(desk.settings.gpus)
         self.demands: dict[Key, Demand] = {}
         self.waiting: dict[Key, Demand] = {}  # those with something outstanding
+        self.fresh: dict[Key, Demand] = {}  # those that were told since anything was granted
+        self.reserved: dict[str, None] = {}  # resources kept for demands that starve, as of when all were looked at
         self.leases: dict[int, Lease] = {}
         self.held: dict[str, int] = {}  # owner -> how many leases
         self.asked_back = 0
+        self.kept: dict[str, None] = {}  # amounts that are held free for bundles
+        self.moved: dict[str, None] = {}  # bundles of which leases were granted, closed, or have lent something
         self.turn = 0
         self.turns: dict[str, int] = {}  # owner -> when it was served last
         self._number = 0
@@ -120,10 +83,12 @@ class Leases(Part):
                 sender,
                 event.shape,
                 event.placement,
-                units_of(event.shape),
+                resolve(units_of(event.shape), self.ledger.static),
                 allows(event.placement, node_id),
                 rank_of(event.placement, node_id) if allows(event.placement, node_id) else 0,
+                bundle=bundle_of(event.shape),
             )
+            demand.gpus = gpus_in(demand.units)
         demand.wanted_total, demand.depth, demand.priority = event.wanted_total, event.depth, event.priority
         demand.run_us, demand.held = event.run_us, event.held
         if demand.outstanding <= 0:
@@ -132,7 +97,8 @@ class Leases(Part):
         if key not in self.waiting:
             self.waiting[key] = demand
             demand.since_s, demand.look_s, demand.told = now, 0.0, ""
-        self.desk.leases_due = True
+            demand.began_s = now
+        self.fresh[key] = demand
         self.desk.report_due = True
 
     def _stop_waiting(self, demand: Demand) -> None:
@@ -152,19 +118,36 @@ class Leases(Part):
 
     def serve(self, now: float) -> None:
         """Grants what can be granted, best first, and looks after what cannot."""
-        queue = [self._place_in_line(demand) for demand in self.waiting.values()]
-        heapq.heapify(queue)
+        self.reserved = dict(self.kept)
+        self._serve(list(self.waiting.values()), now)
+
+    def serve_fresh(self, now: float) -> None:
+        """The same for what was asked for since: nothing has come free, so the others wait on."""
+        self._serve([demand for key, demand in self.fresh.items() if key in self.waiting], now)
+
+    def _serve(self, demands: list[Demand], now: float) -> None:
+        self.fresh = {}
+        queue: list[tuple[float, int, int, float, Key, Demand]] = []
         stuck: list[Demand] = []
+        for demand in demands:
+            if self._starves(demand, now) or (demand.allowed and self.has_room(demand)):
+                queue.append(self._place_in_line(demand))
+            else:
+                stuck.append(demand)
+        heapq.heapify(queue)
         short = 0  # idle workers that are missing
-        reserved: dict[str, None] = {}  # resources that are kept for a demand that starves
+        reserved = self.reserved
         while queue:
             demand = heapq.heappop(queue)[-1]
             if not self._may_grant(demand, reserved, now):
                 stuck.append(demand)
                 self._reserve(demand, reserved, now)
-            elif not self.pool.idle:
+            elif not self.has_worker(demand):
                 stuck.append(demand)
                 short += self.ledger.times(demand.units, demand.outstanding)
+                if short >= SHORT_MAX and not self.pool.idle:
+                    stuck += [entry[-1] for entry in queue]
+                    break
             else:
                 self._grant(demand, now)
                 if demand.outstanding > 0:
@@ -180,39 +163,59 @@ class Leases(Part):
         return (-demand.priority, -demand.depth, turn, demand.since_s, demand.key, demand)
 
     def _may_grant(self, demand: Demand, reserved: dict[str, None], now: float) -> bool:
-        if not demand.allowed or not self.ledger.fits(demand.units):
+        if not demand.allowed or not self.has_room(demand):
             return False
         if reserved and any(name in reserved for name, _ in demand.units):
             return False
         return not demand.rank or not self._better_elsewhere(demand, now)
 
+    def has_room(self, demand: Demand) -> bool:
+        """Whether its amounts are free now, those of GPUs on few enough of them."""
+        if not self.ledger.fits(demand.units):
+            return False
+        return not demand.gpus or not self.devices or bool(self.devices.pick(demand.gpus))
+
+    def has_worker(self, demand: Demand) -> bool:
+        """Whether a process is idle that could serve it."""
+        return self.pool.has_for(self.devices.pick(demand.gpus) if demand.gpus else ())
+
     def _better_elsewhere(self, demand: Demand, now: float) -> bool:
         """Proposes a node that is liked better, once, and gives it a while."""
         if now - demand.preferred_s > PREFER_AGAIN_S:
-            best = candidates(self._nodes(), demand.shape, demand.placement)[:1]
-            if not best or best[0].node_id == self.desk.node_id:
-                return False
+            best = preferred(self.desk.nodes, demand.placement[: demand.rank], units_of(demand.shape))
+            if best is None:
+                self.desk.want_nodes()
+                return not self.desk.knows_all and now - demand.began_s < PREFER_BRIEFLY_S
             demand.preferred_s = now
-            self._redirect(demand, best[0].address)
-        return now - demand.preferred_s < PREFER_S
+            self._redirect(demand, best.address)
+        there = max((size for _, size in demand.held), default=0) - dict(demand.held).get(self.desk.me, 0)
+        move_s = min(PREFER_S_MAX, max(0, there) / SLOW_BYTES_PER_S)  # what it would take to have its inputs here
+        return now - demand.preferred_s < PREFER_S + move_s or now - demand.began_s < PREFER_BRIEFLY_S + move_s
 
     def _reserve(self, demand: Demand, reserved: dict[str, None], now: float) -> None:
         # A demand for many slots at once would starve behind small ones. What it lacks is held free for it, but only
         # in every other period: its turn may depend on a smaller task that holds something else meanwhile.
-        period_s = self.desk.config.starve_s
-        if demand.allowed and int((now - demand.since_s) / period_s) % 2 and self.ledger.could_fit(demand.units):
+        if self._starves(demand, now) and self.ledger.could_fit(demand.units):
             lacking = self.ledger.lacking(demand.units)
             if lacking:
                 reserved[lacking] = None
+
+    def _starves(self, demand: Demand, now: float) -> bool:
+        return demand.allowed and int((now - demand.since_s) / self.desk.config.starve_s) % 2 == 1
 
     def _grant(self, demand: Demand, now: float) -> None:
         self.ledger.take(demand.units)
         self._number += 1
         root = self.desk.root_of(demand.owner)
-        worker = self.pool.lend(self._number, root)
+        devices = self.devices.pick(demand.gpus) if demand.gpus else ()
+        self.devices.take(devices, demand.gpus)
+        worker = self.pool.lend(self._number, root, devices)
         self.leases[self._number] = Lease(
-            self._number, demand.owner, demand.shape, demand.units, worker, root, demand.priority
-        )
+            self._number, demand.owner, demand.shape, demand.units, worker, root, demand.priority, bundle=demand.bundle,
+            devices=devices,
+        )  # fmt: skip
+        if demand.bundle:
+            self.moved[demand.bundle] = None
         self.held[demand.owner] = self.held.get(demand.owner, 0) + 1
         self.turn += 1
         self.turns[demand.owner] = self.turn
@@ -222,50 +225,53 @@ class Leases(Part):
         self.desk.out.send(
             demand.owner,
             LeaseGranted(
-                self._number, demand.shape, demand.placement, worker.address, worker.worker_id, self.desk.node_id
+                self._number, demand.shape, demand.placement, worker.address, worker.worker_id, self.desk.node_id,
+                devices,
             ),
-        )
+        )  # fmt: skip
         if demand.outstanding <= 0:
             self._stop_waiting(demand)
 
     # --- what cannot be granted -------------------------------------------------------------------
 
-    def _nodes(self) -> list[NodeEntry]:
-        settings = self.desk.settings
-        total = self.ledger.total()
-        here = NodeEntry(settings.node_id, settings.me, settings.host, total, total)
-        return [here, *self.desk.others()]
-
     def _look_after(self, demand: Demand, now: float, bounded: bool) -> None:
         """A demand waits: call back leases of others, seek elsewhere, tell why."""
         demand.look_s = now + self.desk.config.seek_interval_s
-        nodes = self._nodes()
+        here = demand.allowed and self.ledger.could_fit(demand.units)
+        if here:
+            self._call_back(demand, now)
+            if now - demand.since_s >= WAIT_NOTICE_S:
+                self._delay(demand, self._busy_reason(demand, bounded))
+        sole = preferred(self.desk.nodes, demand.placement, demand.units) if len(demand.placement) == 1 else None
+        if not here and sole is not None and sole.node_id != self.desk.node_id:
+            self._redirect(demand, sole.address)
+            demand.look_s = now + SEEK_AGAIN_S
+        elif not self.desk.head_up:
+            if not here:
+                self._without_head(demand, now)
+        elif not here or len(self.desk.nodes) > 1 or not self.desk.knows_all:
+            self._seek(demand, now)
+
+    def _without_head(self, demand: Demand, now: float) -> None:
+        """What was last known of the others has to do."""
+        settings, total = self.desk.settings, self.ledger.total()
+        here = NodeEntry(settings.node_id, settings.me, settings.host, total, total)
+        nodes = [here, *self.desk.others()]
         able = candidates(nodes, demand.shape, demand.placement)
-        if not able:
+        if able:
+            self._redirect(demand, able[0].address)
+            demand.look_s = now + SEEK_AGAIN_S
+        else:
             self._delay(demand, why_not(nodes, demand.shape, demand.placement))
-            self._seek(demand, now)
-            return
-        elsewhere = [node for node in able if node.node_id != self.desk.node_id]
-        if len(elsewhere) == len(able):
-            if len(able) == 1 or not self.desk.head_up:
-                self._redirect(demand, able[0].address)
-                demand.look_s = now + SEEK_AGAIN_S
-            else:
-                self._seek(demand, now)
-            return
-        self._call_back(demand)
-        if elsewhere:
-            self._seek(demand, now)
-        if now - demand.since_s >= WAIT_NOTICE_S:
-            self._delay(demand, self._busy_reason(demand, bounded))
 
     def _busy_reason(self, demand: Demand, bounded: bool) -> str:
         name = self.ledger.lacking(demand.units)
         if name:
-            free = max(0, self.ledger.free(name)) / 10_000
-            total = dict(self.ledger.total()).get(name, 0.0)
-            need = dict(demand.shape)[name]
-            return f"node {self.desk.node_id} is busy: needs {name}: {need:g}, free {free:g} of {total:g}"
+            free = shown_amount(max(0, self.ledger.free(name)))
+            total, need = shown_amount(self.ledger.size(name)), shown_amount(dict(demand.units)[name])
+            return f"node {self.desk.node_id} is busy: needs {plain(name)}: {need}, free {free} of {total}"
+        if demand.gpus and self.devices and not self.devices.pick(demand.gpus):
+            return f"node {self.desk.node_id} has no single GPU with {shown_amount(demand.gpus)} free"
         if bounded:
             count = self.pool.alive()
             return f"node {self.desk.node_id} runs {count} workers, the most that it may (workers_extra_max)"
@@ -293,11 +299,17 @@ class Leases(Part):
         demand = self.waiting.get((event.owner, event.shape, event.placement))
         if demand is None:
             return
+        if event.refused:
+            self._stop_waiting(demand)
+            demand.wanted_total = demand.granted_total
+            self.desk.out.send(demand.owner, LeaseRefused(demand.shape, demand.placement, event.reason))
+            return
         if not event.node:
-            self._delay(demand, event.reason)
+            if not (demand.allowed and self.ledger.could_fit(demand.units)):  # else this node tells more
+                self._delay(demand, event.reason)
             return
         demand.sought_s = NEVER_S  # answered: the head has forgotten it
-        demand.look_s = now + self.desk.config.seek_interval_s
+        demand.look_s = now + (SEEK_AGAIN_S if event.reason else self.desk.config.seek_interval_s)
         if event.node == self.desk.me:
             self.desk.leases_due = True
         else:
@@ -311,36 +323,48 @@ class Leases(Part):
                 demand.sought_s = NEVER_S
         self.desk.leases_due = True
 
-    def _call_back(self, demand: Demand) -> None:
-        """Asks owners that hold more than the one that waits, most first, each lease at most once."""
-        mine = self.held.get(demand.owner, 0)
-        if mine == len(self.leases):
-            return
+    def _call_back(self, demand: Demand, now: float) -> None:
+        """Asks owners that hold more of what is lacking than the one that waits, most first, each lease at most once.
+
+        Its own owner is asked too for those of another shape: at first when they are idle, at length in any case, since
+        it would keep them as long as it has work for them.
+        """
         lacking = self.ledger.lacking(demand.units)
-        counts = dict(self.held)
+        starves = now - demand.since_s >= self.desk.config.starve_s
+        counts: dict[str, int] = {}
         spare: dict[str, list[Lease]] = {}
         for lease in self.leases.values():
-            if lease.asked_back:
-                counts[lease.owner] -= 1
-            elif lease.owner != demand.owner and lease.worker.state == "leased" and _has(lease.units, lacking):
+            if lease.asked_back or not has_some(lease.units, lacking):
+                continue
+            counts[lease.owner] = counts.get(lease.owner, 0) + 1
+            if lease.owner == demand.owner and lease.shape == demand.shape:
+                continue
+            if lease.owner == demand.owner and not starves and lease.priority >= demand.priority:
+                if not lease.asked_when_idle:
+                    lease.asked_when_idle = True
+                    self.desk.out.send(lease.owner, LeaseWanted(lease.number, when_idle=True))
+            elif lease.worker.state == "leased":
                 spare.setdefault(lease.owner, []).append(lease)
+        held = counts.get(demand.owner, 0)
         for _ in range(demand.outstanding - self.asked_back):
-            best = _richest(spare, counts, mine, demand.priority)
+            best = _richest(spare, counts, held, demand)
             if best is None:
                 return
             spare[best.owner].remove(best)
             counts[best.owner] -= 1
-            mine += 1
-            best.asked_back = True
-            self.asked_back += 1
-            self.desk.out.send(best.owner, LeaseWanted(best.number))
+            held += best.owner != demand.owner
+            self.ask_back(best)
 
     # --- ends -------------------------------------------------------------------------------------
 
     def _close(self, lease: Lease) -> None:
         """Forgets a lease; its amounts are free again."""
+        if lease.devices:
+            self.devices.give(lease.devices, gpus_in(lease.units))
         self.ledger.give(lease.taken)
         del self.leases[lease.number]
+        if lease.bundle:
+            self.moved[lease.bundle] = None
         self.held[lease.owner] -= 1
         if not self.held[lease.owner]:
             del self.held[lease.owner]
@@ -363,6 +387,7 @@ class Leases(Part):
         lease = self.leases.get(event.lease)
         if lease is not None and lease.owner == sender:
             lease.worker.killed_task = event.task
+            self.actor_gone(lease.worker)
             self.pool.kill(lease.worker, event.reason or "cancelled by force", now)
 
     @on(WorkerBlocked)
@@ -378,10 +403,13 @@ class Leases(Part):
             self.desk.leases_due = True
         else:
             self.ledger.retake(cpu)
+        if lease.bundle:
+            self.moved[lease.bundle] = None
         self.pool.block(worker, event.blocked)
 
     def worker_ended(self, worker: Worker, death: Death) -> None:
         """The process of a lease is gone: its owner hears how."""
+        self.actor_gone(worker)
         lease = self.leases.get(worker.lease)
         if lease is None:
             return
@@ -414,16 +442,12 @@ class Leases(Part):
         yield from sorted(sums.items())
 
 
-def _has(units: Units, name: str) -> bool:
-    return not name or any(mine == name for mine, _ in units)
-
-
-def _richest(spare: dict[str, list[Lease]], counts: dict[str, int], mine: int, priority: float) -> Lease | None:
+def _richest(spare: dict[str, list[Lease]], counts: dict[str, int], held: int, demand: Demand) -> Lease | None:
     """A lease of the owner that holds most, if that is more than the one that waits holds, or of lower priority."""
     best: Lease | None = None
     for owner, leases in spare.items():
         for lease in leases:
-            fair = counts[owner] > mine or lease.priority < priority
+            fair = counts[owner] > held or lease.priority < demand.priority or owner == demand.owner
             if fair and (best is None or counts[owner] > counts[best.owner]):
                 best = lease
     return best

@@ -115,9 +115,25 @@ class Pool(Part):
             self._move(worker, "idle")
             self.desk.leases_due = True
 
-    def lend(self, lease: int, root: str) -> Worker:
-        """The idle worker that was used last (its caches are warm) for a lease."""
-        worker = next(reversed(self.idle.values()))
+    def has_for(self, devices: tuple[str, ...]) -> bool:
+        """Whether an idle worker can be lent with these GPUs: a process that has begun to use GPUs keeps to those."""
+        if not devices or not self.idle:
+            return bool(self.idle)
+        may_start = self.alive() < self.desk.settings.num_workers + self.desk.config.workers_extra_max
+        return not may_start or any(worker.devices in ((), devices) for worker in self.idle.values())
+
+    def _best(self, devices: tuple[str, ...]) -> Worker:
+        last_first = list(reversed(self.idle.values()))
+        for wanted in (devices, ()):
+            for worker in last_first:
+                if worker.devices == wanted:
+                    return worker
+        return last_first[0]
+
+    def lend(self, lease: int, root: str, devices: tuple[str, ...] = ()) -> Worker:
+        """The idle worker that was used last (its caches are warm) for a lease; devices: its GPUs."""
+        worker = self._best(devices) if self.desk.settings.gpus else next(reversed(self.idle.values()))
+        worker.devices = devices or worker.devices
         self._move(worker, "leased")
         worker.lease, worker.root = lease, root
         return worker

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from .dispatch import Part, on
+from .memory_seen import stored
 from .messages import Answered, Asked, NodeEntry
 from .node_desk import Desk, QuestionExpired
+from .node_seen import STORE_BYTES, seen
 
 if TYPE_CHECKING:
     from .node import Node
@@ -18,9 +20,10 @@ CLUSTER, LOCAL = "cluster", "local"
 CLUSTER_ANSWER_S_MAX = 1.5
 LOCAL_ANSWER_S_MAX = 1.0  # shorter: another node waits for this one
 
-ASKS_PROCESSES = frozenset(("stats", "story", "stack", "spans", "stash", "record", "reply", "explain"))
-STORE_BYTES = ("limit_bytes", "used_bytes", "granted_bytes", "pool_bytes", "disk_bytes")
+ASKS_PROCESSES = frozenset(("stats", "story", "stack", "spans", "stash", "record", "reply", "explain", "seen",
+                            "memory"))
 ASKS_HEAD = frozenset(("stats", "story"))
+LISTS = frozenset(("nodes", "story", "spans", "stash", "record", "reply", "explain", "seen", "memory"))
 
 
 @dataclass(slots=True, eq=False)
@@ -40,12 +43,17 @@ class Questions(Part):
         self.desk = desk
         self.node = node
         self.open: dict[int, Question] = {}
+        self.early: list[tuple[Asked, str]] = []  # for all nodes, before they are known here; with who asked
         self._number = 0
 
     @on(Asked)
     def _asked(self, event: Asked, now: float, sender: str) -> None:
         desk = self.desk
-        content = round(now * 1e6) if event.topic == "clock" else self._own(event)
+        if event.scope == CLUSTER and not desk.knows_all and desk.head_up:
+            self.early.append((event, sender))
+            desk.want_nodes()
+            return
+        content = round(now * 1e6) if event.topic == "clock" else self._own(event, now)
         if content is None:
             desk.out.send(sender, Answered(event.request, event.topic, None))
             return
@@ -66,11 +74,21 @@ class Questions(Part):
         wait_s = CLUSTER_ANSWER_S_MAX if event.scope == CLUSTER else LOCAL_ANSWER_S_MAX
         desk.out.timer(wait_s, QuestionExpired(self._number))
 
-    def _own(self, event: Asked) -> Any:
+    def nodes_known(self, now: float) -> None:
+        """All nodes are known: what was asked of them goes there."""
+        early, self.early = self.early, []
+        for event, sender in early:
+            self._asked(event, now, sender)
+
+    def _own(self, event: Asked, now: float) -> Any:
         if event.topic == "stats":
             return {**self.desk.past, **add(self.desk.past, self.node.stats())}
         if event.topic == "nodes":
             return [shown(self.node.entry())]
+        if event.topic == "seen":
+            return [seen(self.node, now)]
+        if event.topic == "memory":
+            return [stored(self.node)]
         if event.topic == "resources":
             entry = self.node.entry()
             return {"total": dict(entry.total), "available": dict(entry.available)}
@@ -111,6 +129,7 @@ class Questions(Part):
 
     def process_gone(self, address: str) -> None:
         """Who is dead does not answer."""
+        self.early = [entry for entry in self.early if entry[1] != address]
         for number, question in list(self.open.items()):
             if question.sender == address:
                 del self.open[number]
@@ -141,7 +160,7 @@ def merged(topic: str, content: Any, more: Any, sender: str) -> Any:
     """An answer with another process's answer added; what has the wrong form is left out."""
     if topic == "stats" and isinstance(more, dict):
         return add(content, more)
-    if topic in ("nodes", "story", "spans", "stash", "record", "reply", "explain") and isinstance(more, list | tuple):
+    if topic in LISTS and isinstance(more, list | tuple):
         together = [*content, *more]
         return sorted(together, key=lambda node: str(node["node_id"])) if topic == "nodes" else together
     if topic == "resources" and isinstance(more, dict):

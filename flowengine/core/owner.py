@@ -437,7 +437,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
             obj.local += 1  # a parent that runs again puts the same value
             obj.was_put = obj.was_put or obj.task is None
         if obj.value is None:
-            self.set_value(obj, event.value, "")
+            self.set_value(obj, event.value, sender)
 
     # --- threads that wait ------------------------------------------------------------------------
 
@@ -479,6 +479,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
         waiter = self.waiters.pop(event.waiter, None)
         if waiter is not None:
             self.unhook(waiter)
+        for task in [task for task, number in self.withdrawn.items() if number == event.waiter]:
+            del self.withdrawn[task]
 
     # --- cancelling -------------------------------------------------------------------------------
 
@@ -531,6 +533,7 @@ HANDLERS: dict[type[Any], Callable[[Owner, Any, str], None]] = {
     s.ReadyAsked: Owner.ready_asked,
     s.WaiterGone: Owner.waiter_gone,
     s.CancelAsked: Owner.cancel_asked,
+    s.WithdrawAsked: Owner.withdraw_asked,
     m.CancelObject: Owner.cancel_object,
     m.StreamItem: Owner.stream_item,
     s.StreamAsked: Owner.stream_asked,
@@ -556,8 +559,12 @@ HANDLERS: dict[type[Any], Callable[[Owner, Any, str], None]] = {
     m.LeaseRedirected: Owner.lease_redirected,
     m.LeaseDelayed: Owner.lease_delayed,
     m.LeaseWanted: Owner.lease_wanted,
+    m.LeaseRefused: Owner.lease_refused,
+    m.GangNamed: Owner.gang_named,
+    s.GangLooked: Owner.gang_looked,
     m.TakenBack: Owner.taken_back,
     s.IdleLooked: Owner.idle_looked,
+    s.WaysLooked: Owner.ways_looked,
     m.LeaseLost: Owner.lease_lost,
     m.PeerLost: Owner.peer_lost,
     m.NodesChanged: Owner.nodes_changed,

@@ -17,11 +17,13 @@ from .owner_state import (
     Cost,
     Demand,
     Exported,
+    Gang,
     Lease,
     LongWait,
     Made,
     Obj,
     Parent,
+    Placing,
     Queue,
     QueueKey,
     RefFound,
@@ -101,6 +103,7 @@ class OwnerBase(ABC):
         # objects, owned and borrowed
         self.objects: dict[bytes, Obj] = {}
         self.waiters: dict[int, Waiter] = {}
+        self.withdrawn: dict[bytes, int] = {}  # tasks that end if they have not begun; who waits for the answer
         self.long_waits: dict[int, LongWait] = {}
         self.expected: dict[bytes, None] = {}  # objects that code which runs here again has yet to own again
         self.orphans: dict[bytes, str] = {}  # objects that we adopted, with values -> the owner that died
@@ -116,9 +119,11 @@ class OwnerBase(ABC):
         self.queues: dict[QueueKey, Queue] = {}
         self.leases: dict[tuple[str, int], Lease] = {}  # by node and number
         self.costs: dict[bytes, Cost] = {}  # by function
+        self.placing = Placing()
+        self.gangs: dict[str, Gang] = {}
         self.sent_functions: dict[str, dict[bytes, None]] = {}  # by worker
         self.pipeline_us_max = int(config.pipeline_s_max * 1e6)
-        self.parked: dict[tuple[QueueKey, str], Demand] = {}  # at nodes that were declared dead, and may come back
+        self.parked: dict[tuple[QueueKey, str], Demand] = {}  # at nodes that are not asked now: dead, not needed
         self.know_no_actors()
         # logs
         self.stash = Stash(
@@ -191,6 +196,10 @@ class OwnerBase(ABC):
     @abstractmethod
     def cancel(self, task: Task, force: bool, recursive: bool, again: bool = False) -> None:
         """The task is not wanted any more."""
+
+    @abstractmethod
+    def cancelled_error(self, task: Task, force: bool, again: bool) -> m.Failed:
+        """The error of a task that is not wanted."""
 
     @abstractmethod
     def unhook(self, waiter: Waiter) -> None:
@@ -291,6 +300,10 @@ class OwnerBase(ABC):
         """Local readers look again."""
 
     # --- slots ---
+
+    @abstractmethod
+    def ways_anew(self) -> None:
+        """A node is gone: tasks that were to run beside an object look where it is now."""
 
     @abstractmethod
     def fill(self, queue: Queue) -> None:

@@ -8,33 +8,54 @@ from __future__ import annotations
 
 from collections import deque
 
+import msgspec
+
 from ..recovery.stash import is_own
+from ..scheduling.resources import NARROW_MAX, brief
 from . import commands as c
 from . import messages as m
 from . import owner_state as s
-from .owner_base import OwnerBase
+from .ids import task_of
+from .owner_gangs import GangRules
 from .owner_state import Cost, Demand, Lease, Made, Obj, Queue, State, Step, Task
+from .owner_ways import WayRules, lease_given_up
 
 LEASES_ASKED_MAX = 256
+NODES_ASKED_MAX = 64  # nodes that are asked at once when tasks come again after there were none
 FUNCTIONS_COSTED_MAX = 10_000
-DETOUR_BYTES = 1 << 20  # smaller inputs move faster than a decision about them
 PENDING = m.Pending()
 SOLE_PLACE = (s.SOLE,)
 
 
-class LeaseRules(OwnerBase):
+class LeaseRules(WayRules, GangRules):
     """Part of Owner: see there for the state."""
 
     # --- what is ready ----------------------------------------------------------------------------
 
     def enqueue(self, task: Task) -> None:
         """A READY task: push it if a leased worker takes more, else queue it and ask for slots."""
+        choice = task.spec.choice
+        if choice is not None and not self.take_way(task):
+            return
+        if task.inputs and len(self.nodes) > 1:
+            self.lean(task)
         queue = self.queues.get(task.key)
         if queue is None:
-            queue = self.queues[task.key] = Queue(task.key)
+            queue = self.queues[task.key] = self.new_queue(task.key)
+        if not queue.rotation and task.key[1]:
+            self.move_idle(queue)
         if queue.count == 0 and queue.rotation:
             self.push(queue.rotation[0], task)
             return
+        if choice is not None and choice.share:
+            self.line_up(queue, task)
+        else:
+            self.stand_in_line(queue, task)
+        queue.count += 1
+        self.fill(queue)
+
+    def stand_in_line(self, queue: Queue, task: Task) -> None:
+        """The task is the last of its priority."""
         priority = task.spec.priority
         line = queue.ready.get(priority)
         if line is None:
@@ -44,18 +65,28 @@ class LeaseRules(OwnerBase):
             line.appendleft(task)  # an actor that comes back has what it held before those that never had it
         else:
             line.append(task)
-        queue.count += 1
-        self.fill(queue)
 
     def dequeue(self, task: Task) -> None:
         """The task is not wanted any more: take it out of its queue."""
         queue = self.queues[task.key]
-        queue.ready[task.spec.priority].remove(task)
-        queue.count -= 1
+        self.placing.ways.pop(task.spec.id, None)
+        if not self.leave_line(queue, task):
+            queue.ready[task.spec.priority].remove(task)
+            queue.count -= 1
         if queue.count == 0:
             self.withdraw(queue)
 
+    def next_in_line(self, queue: Queue) -> Task:
+        """The next of the tasks without a tenant; it stays in line."""
+        return next(line[0] for line in (queue.ready[priority] for priority in queue.priorities) if line)
+
     def next_ready(self, queue: Queue) -> Task:
+        if queue.tenants:
+            task = self.next_of_tenants(queue)
+            if task is not None:
+                self.leave_line(queue, task)
+                return task
+            self.charge_others(queue)
         for priority in queue.priorities:
             line = queue.ready[priority]
             if line:
@@ -126,8 +157,14 @@ class LeaseRules(OwnerBase):
         lease.inflight[spec.id] = task
         task.load_us = self.run_us(task)
         lease.load_us += task.load_us
+        if spec.choice is not None:
+            self.charge(task)
         first = task.attempt == 1 and spec.life is None
+        if len(spec.shape) > NARROW_MAX:
+            spec = msgspec.structs.replace(spec, shape=brief(spec.shape))
         message = m.PushTask(spec, 1, lease.id, values) if first else self.push_again(lease, task, values)
+        if lease.devices:
+            message = msgspec.structs.replace(message, devices=lease.devices)
         self.out.append(c.Send(lease.worker, message, not idle))
         if task.wards and spec.life is None:
             self.bring_from_run(task, lease.worker)
@@ -188,6 +225,8 @@ class LeaseRules(OwnerBase):
             self.kill_forced(lease)
         if run_us >= 0:
             self.learn(task.spec.function, run_us)
+        if task.spec.choice is not None:
+            self.settle_share(task, run_us)
         lease.load_us = lease.load_us - task.load_us if inflight else 0
         if not lease.open or not inflight or lease.queue.count:
             self.reopen(lease)
@@ -211,7 +250,9 @@ class LeaseRules(OwnerBase):
 
     def reopen(self, lease: Lease) -> None:
         queue = lease.queue
-        if not lease.open and self.takes_more(lease):
+        if queue.tenants and self.yields(lease):
+            lease_given_up(lease)
+        elif not lease.open and self.takes_more(lease):
             lease.open = True
             queue.rotation.append(lease)
         if queue.count:
@@ -228,6 +269,11 @@ class LeaseRules(OwnerBase):
         """Nothing to do for the worker: take back what waits behind others, or give it up after a while."""
         queue = lease.queue
         lease.idle_since = self.now
+        if queue.gang is not None:
+            self.gang_rests(queue.gang)
+        if lease.fleeting:
+            self.return_lease(lease)
+            return
         if not queue.idle_timer:
             queue.idle_timer = True
             busy = any(len(other.inflight) > 1 for other in queue.leases.values())
@@ -266,6 +312,11 @@ class LeaseRules(OwnerBase):
     def forget_queue(self, queue: Queue) -> None:
         if all(demand.granted == demand.wanted_total for demand in queue.demand.values()) and len(self.queues) > 64:
             del self.queues[queue.key]
+            for node, demand in queue.demand.items():
+                self.parked[queue.key, node] = demand  # the node goes on counting from these totals
+            if queue.gang is not None:
+                queue.gang.queues.pop(queue.key, None)
+            self.placing.shared.pop(queue.key, None)
 
     def is_slow(self, lease: Lease) -> bool:
         return lease.load_us > 2_000 or self.now - lease.progress_at > 0.002
@@ -276,6 +327,28 @@ class LeaseRules(OwnerBase):
             lease.open = False
             lease.queue.rotation.remove(lease)
         self.send(lease.worker, m.TakeBack(tuple(tasks), lease.id))
+
+    def withdraw_asked(self, event: s.WithdrawAsked, sender: str) -> None:
+        """End a task that has not begun; whether one that was sent has begun, only its worker knows."""
+        task = self.tasks.get(task_of(event.oid))
+        if task is None or task.lease is None or task.spec.id in self.withdrawn:
+            if task is not None and task.lease is None and task.spec.actor is None:
+                self.cancel(task, False, True)
+            self.out.append(c.Resolve(event.waiter))
+            return
+        self.withdrawn[task.spec.id] = event.waiter
+        self.take_back(task.lease, [task.spec.id])
+
+    def withdrawals_answered(self, lease: Lease | None, given_back: list[Task]) -> None:
+        """The worker gave back what it could: the threads that wait for it look at what became of their tasks."""
+        for task in given_back:
+            if task.spec.id in self.withdrawn:
+                task.wanted, task.why_unwanted = False, self.cancelled_error(task, False, False)
+        for task_id, waiter in list(self.withdrawn.items()):
+            asked = self.tasks.get(task_id)
+            if asked is None or asked.lease is None or asked.lease is lease:
+                del self.withdrawn[task_id]
+                self.out.append(c.Resolve(waiter))
 
     def taken_back(self, event: m.TakenBack, sender: str) -> None:
         """The worker gave back tasks that had not begun."""
@@ -288,6 +361,8 @@ class LeaseRules(OwnerBase):
             lease.inflight.pop(task_id)
             lease.load_us = lease.load_us - task.load_us if lease.inflight else 0
             task.lease = None
+            if task.spec.choice is not None:
+                self.settle_share(task, -1)
             again.append(task)
         if lease is not None:
             lease.taking_back = False
@@ -298,6 +373,8 @@ class LeaseRules(OwnerBase):
             elif not lease.open and self.takes_more(lease):
                 lease.open = True
                 lease.queue.rotation.append(lease)
+        if self.withdrawn:
+            self.withdrawals_answered(lease, again)
         for task in again:
             self.try_again(task)
         if lease is not None:
@@ -317,54 +394,66 @@ class LeaseRules(OwnerBase):
         """Tell the home node (and whom it named) how many slots would be of use."""
         if self.node not in queue.demand and self.node not in self.dead:
             self.demand_at(queue, self.node)
-        target = min(queue.count, LEASES_ASKED_MAX)
+        target, least = min(queue.count, LEASES_ASKED_MAX), LEASES_ASKED_MAX
+        if target < 2 * queue.least:
+            return
         for node, demand in queue.demand.items():
             outstanding = demand.wanted_total - demand.granted
             if outstanding == 0 or target >= 2 * outstanding:
                 self.tell_demand(queue, node, demand, target)
+                outstanding = target
+            least = min(least, outstanding)
+        queue.least = least
 
     def withdraw(self, queue: Queue) -> None:
         """Nothing waits: more slots are not needed."""
         queue.reason = ""
-        for node, demand in list(queue.demand.items()):
+        if queue.gang is not None:
+            self.gang_rests(queue.gang)
+        for place, (node, demand) in enumerate(list(queue.demand.items())):
             if demand.wanted_total != demand.granted:
                 self.tell_demand(queue, node, demand, 0)
+            if place >= NODES_ASKED_MAX and node != self.node:
+                self.parked[queue.key, node] = queue.demand.pop(node)  # found anew when more than the rest is needed
 
     def tell_demand(self, queue: Queue, node: str, demand: Demand, outstanding: int) -> None:
         demand.wanted_total = demand.granted + outstanding
+        queue.least = min(queue.least, outstanding)
         shape, placement = queue.key
+        if queue.gang is not None and outstanding:
+            self.gang_wanted(queue.gang)
         priority = queue.priorities[0] if queue.priorities else 0
         run_us, held = self.next_cost(queue) if outstanding else (0, ())
         self.send(node, m.LeaseDemand(shape, placement, demand.wanted_total, self.depth, priority, run_us, held))
 
     def next_cost(self, queue: Queue) -> tuple[int, tuple[tuple[str, int], ...]]:
         """What a placement of the next task is judged by: its expected run time, and where its large inputs are."""
-        task = next(line[0] for line in (queue.ready[priority] for priority in queue.priorities) if line)
+        task = (self.next_of_tenants(queue) if queue.tenants else None) or self.next_in_line(queue)
         cost = self.costs.get(task.spec.function)
-        held: dict[str, int] = {}
-        for obj in task.inputs:
-            value = obj.value
-            if type(value) is m.Stored and value.size_bytes >= DETOUR_BYTES:
-                for node in value.nodes:
-                    held[node] = held.get(node, 0) + value.size_bytes
-        return (int(cost.run_us) if cost is not None else 0), tuple(held.items())
+        return (int(cost.run_us) if cost is not None else 0), tuple(self.large_inputs(task).items())
 
     def lease_granted(self, event: m.LeaseGranted, sender: str) -> None:
         """A worker is ours for a while."""
         queue = self.queues.get((event.shape, event.placement))
         if queue is None:
-            queue = self.queues[event.shape, event.placement] = Queue((event.shape, event.placement))
+            queue = self.queues[event.shape, event.placement] = self.new_queue((event.shape, event.placement))
         self.dead.pop(event.worker, None)  # it was only cut off
+        if not self.placing.knows_all:
+            self.placing.node_ids.setdefault(sender, event.node_id)
         demand = self.demand_at(queue, sender)
         demand.granted += 1
         demand.wanted_total = max(demand.wanted_total, demand.granted)
+        queue.least = min(queue.least, demand.wanted_total - demand.granted)
         lease = Lease(event.lease, event.worker, event.worker_id, sender, event.node_id, queue)
+        lease.devices = event.devices
         lease.idle_since = lease.began_at = self.now
         self.lives.begin(self.now)
         self.leases[sender, event.lease] = lease
         queue.leases[sender, event.lease] = lease
         queue.rotation.appendleft(lease)
         queue.reason = ""
+        if queue.tenants:
+            self.slot_came(queue)
         self.fill(queue)
         if not lease.inflight:
             self.idle(lease)
@@ -374,13 +463,19 @@ class LeaseRules(OwnerBase):
         queue = self.queues.get((event.shape, event.placement))
         if queue is None or not queue.count:
             return
-        self.demand_at(queue, event.node)
+        least = queue.least
+        demand = self.demand_at(queue, event.node)
+        # What was wanted is said again: the node may have been cut off from us, and have forgotten.
+        outstanding = demand.wanted_total - demand.granted or min(queue.count, LEASES_ASKED_MAX)
+        self.tell_demand(queue, event.node, demand, outstanding)
+        queue.least = min(least, outstanding)
         self.ask(queue)
 
     def demand_at(self, queue: Queue, node: str) -> Demand:
         """What was asked of a node; one that comes back after it was declared dead still has its totals."""
         demand = queue.demand.get(node)
         if demand is None:
+            queue.least = 0
             parked = self.parked.pop((queue.key, node), None)
             demand = queue.demand[node] = parked if parked is not None else Demand()
         return demand
@@ -396,10 +491,12 @@ class LeaseRules(OwnerBase):
         lease = self.leases.get((sender, event.lease))
         if lease is None:
             return
-        lease.unwanted = True
-        if lease.open:
-            lease.open = False
-            lease.queue.rotation.remove(lease)
+        if event.when_idle:
+            lease.fleeting = True
+            if not lease.inflight:
+                self.return_lease(lease)
+            return
+        lease_given_up(lease)
         if not lease.inflight:
             self.return_lease(lease)
         elif len(lease.inflight) > 1 and not lease.taking_back:
@@ -408,6 +505,8 @@ class LeaseRules(OwnerBase):
     def return_lease(self, lease: Lease) -> None:
         """The worker is not ours any more."""
         self.drop_lease(lease)
+        if lease.queue.tenants and len(self.placing.shared) > 1:
+            self.step_back(lease.node)
         self.send(lease.node, m.LeaseReturned(lease.id))
         if lease.queue.count:
             self.ask(lease.queue)
@@ -420,6 +519,8 @@ class LeaseRules(OwnerBase):
         if lease.open:
             lease.open = False
             queue.rotation.remove(lease)
+        if queue.gang is not None:
+            self.gang_rests(queue.gang)
 
     def forget_function(self, function: bytes) -> None:
         """The function's pickled form is gone here; a worker that still has it would do no harm."""

@@ -151,19 +151,38 @@ class RecoveryRules(OwnerBase):
         self.actor_peer_died(address)
         self.driver_died(address)
         self.copies_died(address)
+        if self.placing.ways:
+            self.ways_anew()
 
     def nodes_changed(self, event: m.NodesChanged, sender: str) -> None:
         """The head says who is there."""
         self.persisting.nodes_seen([entry.address for entry in event.nodes], self.now)
         for node in event.dead:
             self.lose(node, "the head declared it dead", may_return=True)
-        self.nodes = tuple([entry.address for entry in event.nodes])
+        self.nodes_learnt(event)
         back = [entry.address for entry in event.nodes if entry.address in self.dead]  # they begin a new life
         for node in back:
             del self.dead[node]
         for queue in list(self.queues.values()) if back else ():
             if queue.count:
                 self.ask(queue)
+
+    def nodes_learnt(self, event: m.NodesChanged) -> None:
+        """Keep what the policies of tasks need of it."""
+        placing, ids = self.placing, {} if not event.more else self.placing.node_ids
+        for address in event.dead:
+            node_id = placing.node_ids.get(address)
+            if node_id is not None:
+                placing.lost[node_id] = None
+                ids.pop(address, None)
+        for entry in event.nodes:
+            ids[entry.address] = entry.node_id
+            placing.lost.pop(entry.node_id, None)
+        placing.node_ids = ids
+        placing.living = dict.fromkeys(ids.values())
+        placing.knows_all = event.whole
+        placing.asked = placing.asked and not event.whole
+        self.nodes = tuple(ids)
 
     def copies_died(self, node: str) -> None:
         """A store is gone: every copy that was there, in one go."""
@@ -359,6 +378,9 @@ class RecoveryRules(OwnerBase):
         old, self.node, self.node_id = self.node, event.node, event.node_id
         self.lose(old, "it was started again")
         self.dead.pop(event.node, None)
+        for gang in self.gangs.values():
+            if gang.wanted:
+                self.send(self.node, m.GangWanted(gang.described, True))
         for queue in self.queues.values():
             queue.demand.pop(old, None)
             if queue.count:

@@ -74,6 +74,10 @@ class StashRules(OwnerBase):
         """Somebody outside is about to see something: the journals get all, also how far this actor came."""
         self.out.extend(self.stash.flush(everything=True))
 
+    def said(self, event: s.Said, sender: str) -> None:
+        """What code says to its program may depend on its choices."""
+        self.send(event.to, event.message)
+
     def stash_kept(self, event: m.StashKept, sender: str) -> None:
         """A journal has what we sent."""
         self.out.extend(self.stash.kept(event))
@@ -196,6 +200,7 @@ class StashRules(OwnerBase):
 
 HANDLERS: dict[type[Any], Callable[[Any, Any, str], None]] = {
     s.Noted: StashRules.noted,
+    s.Said: StashRules.said,
     m.StashAdded: StashRules.stash_added,
     m.StashKept: StashRules.stash_kept,
     m.StashCarried: StashRules.stash_carried,

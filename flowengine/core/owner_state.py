@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from ..errors import EngineBug
+from ..scheduling.shares import Shares
 from .ids import short
-from .messages import Checkpoint, Failed, Message, PushTask, RefTo, Shape, TaskSpec, Value
+from .messages import BundleSet, Checkpoint, Failed, Message, PushTask, RefTo, Shape, TaskSpec, Value
 
 SOLE = "-sole-"  # first in the placement of what has a process to itself: no node's id
 QueueKey = tuple[Shape, tuple[str, ...]]
@@ -183,9 +184,11 @@ class Lease(msgspec.Struct):
     inflight: dict[bytes, Task] = {}
     load_us: int = 0
     unwanted: bool = False  # the node asked for it back
+    fleeting: bool = False  # the node asked for it when it is idle
     open: bool = True  # in the queue's rotation of leases that take more
     idle_since: float = 0.0
     taking_back: bool = False
+    devices: tuple[str, ...] = ()  # its GPUs
     progress_at: float = 0.0  # when it last ended a task or got one while idle
     began_at: float = 0.0
 
@@ -200,8 +203,39 @@ class Queue(msgspec.Struct):
     leases: dict[tuple[str, int], Lease] = {}
     rotation: deque[Lease] = msgspec.field(default_factory=deque)
     demand: dict[str, Demand] = {}  # by node address
+    least: int = 0  # no node owes us fewer leases than this; so not all are looked at each time
     reason: str = ""
     idle_timer: bool = False
+    tenants: dict[tuple[tuple[str, float], ...], Any] = {}  # their owner_ways.TenantLine, beside `ready`
+    others: bool = False  # tasks without a tenant wait beside those that have one
+    yield_s: float = 0.0  # see owner_ways: how long until it gives up another slot for tenants that are behind
+    yields_from: float = 0.0
+    gang: Gang | None = None  # its tasks are members of this gang
+
+
+class Gang(msgspec.Struct):
+    """A gang whose members code here submits."""
+
+    described: BundleSet
+    queues: dict[QueueKey, Queue] = {}  # of members
+    wanted: bool = False  # as the node was told
+    looks: bool = False  # a timer runs
+
+
+class Placing(msgspec.Struct):
+    """What the policies of tasks need to be known."""
+
+    node_ids: dict[str, str] = {}  # by address
+    living: dict[str, None] = {}  # the same ids
+    lost: dict[str, None] = {}  # ids of nodes that have died
+    knows_all: bool = True  # there are no other nodes
+    asked: bool = False  # our node, for all of them
+    ways: dict[bytes, Any] = {}  # of tasks that have not begun: owner_ways.Way
+    due: list[tuple[float, int, bytes]] = []  # a heap: when to look at which of them
+    dues: int = 0  # how many there were
+    has_timer: bool = False  # one runs while there are some
+    shares: Shares = msgspec.field(default_factory=Shares)
+    shared: dict[QueueKey, Queue] = {}  # queues in which tenants wait, or have waited
 
 
 class Demand(msgspec.Struct):
@@ -358,6 +392,13 @@ class CancelAsked(Message, frozen=True):
     recursive: bool
 
 
+class WithdrawAsked(Message, frozen=True):
+    """User code does not want the task of an object if it has not begun; a thread waits for the answer."""
+
+    oid: bytes
+    waiter: int
+
+
 class CopySought(Message, frozen=True):
     """Timer: ask a node again that was silent and may have the last copy."""
 
@@ -421,6 +462,10 @@ class ParentRepeats(Message, frozen=True):
     task: bytes
 
 
+class WaysLooked(Message, frozen=True):
+    """Timer: tasks that found no slot for long are placed another way."""
+
+
 class Noted(Message, frozen=True):
     """The running task made a choice that a re-run must repeat."""
 
@@ -441,6 +486,13 @@ class RefFound(Message, frozen=True):
     """A reference came from a directory, not from somebody who introduced us."""
 
     oid: bytes
+
+
+class Said(Message, frozen=True):
+    """Code that runs here says something to its program, after what it may depend on."""
+
+    to: str
+    message: Any
 
 
 class Leaving(Message, frozen=True):
@@ -499,6 +551,12 @@ class DurableBack(Message, frozen=True):
     oid: bytes
     node: str
     reason: str = ""
+
+
+class GangLooked(Message, frozen=True):
+    """Timer: look whether a gang has no member left."""
+
+    gang: str
 
 
 class IdleLooked(Message, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..recovery.stash import StashDue, StashOld
 from . import messages as m
 from . import owner_state as s
+from .bundles import bundle_of, group_of, index_of
 from .ids import short, task_of
 from .journal import clock
 from .owner_base import OwnerBase
@@ -14,10 +15,14 @@ from .owner_state import ENDED, Made, State, Task
 UNTOLD: frozenset[type] = frozenset((
     m.Asked, m.Answered,
     s.Submitted, s.ValuePut, s.ReadyAsked, s.WaiterGone, s.RefsMade, s.RefsDropped, s.InputsGiven, s.FetchAsked,
-    s.IdleLooked, s.StreamAsked, s.StreamTaken, s.Exported, s.ParentBegan, s.ParentEnded,
+    s.IdleLooked, s.WaysLooked, s.StreamAsked, s.StreamTaken, s.Exported, s.ParentBegan, s.ParentEnded,
     m.TaskDone, m.StreamItem, m.ObjectReady, m.ObjectHere, m.StashAdded, m.WatchObject, m.Pong, m.CheckpointTaken,
-    m.StashCarried, m.StashKept, StashDue, StashOld,
+    m.StashCarried, m.StashKept, StashDue, StashOld, s.Said,
 ))  # fmt: skip
+
+
+BUSY = "busy"  # in the reason of a demand that is served when others are done
+CAUSE_STEPS_MAX = 1_000
 
 
 class StoryRules(OwnerBase):
@@ -56,6 +61,29 @@ class StoryRules(OwnerBase):
             return f"{short(oid)} waits for the members of a group"
         return f"{short(oid)} " + (self.why_task(task) if task is not None else "was lost")
 
+    def name_of(self, oid: bytes) -> str:
+        """The name of the task that makes an object."""
+        task = self.tasks.get(task_of(oid))
+        return task.spec.name if task is not None else ""
+
+    def cause(self, oid: bytes) -> tuple[bytes, bool]:
+        """The object for which this one waits in the end, and whether that one waits without hope as things are."""
+        task = self.tasks.get(task_of(oid))
+        for _ in range(CAUSE_STEPS_MAX):
+            if task is None or task.state is not State.WAITING:
+                break
+            first = next((obj for obj in task.inputs if obj.value is None), None)
+            if first is None:
+                break
+            oid, task = first.oid, self.tasks.get(task_of(first.oid)) if not first.owner else None
+        if task is not None and task.spec.actor is not None:
+            made = self.made.get(task_of(task.spec.actor.oid))
+            task = made.task if made is not None else None
+        if task is None or task.state is not State.READY or task.spec.actor is not None:
+            return oid, False
+        reason = self.queues[task.key].reason
+        return oid, bool(reason) and BUSY not in reason
+
     def why_task(self, task: Task) -> str:
         """One line: where the task is and what it waits for."""
         name = task.spec.name
@@ -69,8 +97,9 @@ class StoryRules(OwnerBase):
             return f"{name}: waits for {task.missing} input(s){by}"
         if task.state is State.READY:
             queue = self.queues[task.key]
-            reason = queue.reason or f"a slot with {dict(task.spec.shape)}"
-            return f"{name}: waits for {reason}"
+            bundle = bundle_of(task.spec.shape)
+            what = f"bundle {index_of(bundle)} of {group_of(bundle)}" if bundle else f"{dict(task.spec.shape)}"
+            return f"{name}: waits for {queue.reason or f'a slot with {what}'}"
         if task.state is State.SENT and task.lease is not None:
             ahead = len(task.lease.inflight) - 1
             made = self.made.get(task.spec.id)

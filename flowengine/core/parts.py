@@ -80,6 +80,23 @@ class Odds(Record, frozen=True):
     others_rate_per_s: float = 0.0  # of other processes of its owner; 0: unknown
 
 
+class Choice(Record, frozen=True):
+    """How a task may be placed when there is more to say than its shape and placement, which are the first way."""
+
+    ways: tuple[tuple[Shape, tuple[str, ...]], ...] = ()  # all of them, when the first is not the only one
+    near: tuple[tuple[int, ...], ...] = ()  # for each way: which of deps it is to be beside
+    unread: int = 0  # so many of deps, the last ones, are waited for and not passed
+    share: tuple[tuple[str, float], ...] = ()  # the tenant for whom it runs, from the root: names and weights
+    patience_s: float = 0.5  # so long each way is tried at first
+
+
+class Environment(Record, frozen=True):
+    """What a process has while it runs a task: variables, and the folder in which it works."""
+
+    env_vars: tuple[tuple[str, str], ...] = ()
+    working_dir: str = ""
+
+
 class TaskSpec(Record, frozen=True):
     """Everything that is needed to run a task, now or again."""
 
@@ -104,6 +121,8 @@ class TaskSpec(Record, frozen=True):
     life: ActorLife | None = None  # the task is an actor: it runs until it is not needed any more
     driver: str = ""  # address of the program, a space, its own task or actor in hex; empty: its owner is the program
     enough: int = 0  # so many of deps are waited for, those that come first, and are all it gets; 0: every one
+    choice: Choice | None = None
+    environment: Environment | None = None
 
 
 class Death(Record, frozen=True):

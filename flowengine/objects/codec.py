@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import pickle
 import struct
@@ -20,6 +19,9 @@ import numpy as np
 from flowengine.errors import SerializationError
 from flowengine.objects.blame import blame
 from flowengine.objects.copying import copy_buffer as copy_buffer
+from flowengine.objects.streams import ArrowStream as ArrowStream
+from flowengine.objects.streams import Write as Write
+from flowengine.objects.streams import pyarrow, stream_of
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -54,30 +56,10 @@ class Packed(msgspec.Struct):
     nbytes: int
 
 
-class ArrowStream(bytearray):
-    """A placeholder buffer for Arrow record batches, which are written as an IPC stream only at their destination."""
-
-    table: Any
-    nbytes: int
-
-    def write_into(self, target: memoryview) -> None:
-        """Write the stream into a writable view of exactly nbytes."""
-        pa = _pyarrow()
-        sink = pa.FixedSizeBufferWriter(pa.py_buffer(target))
-        sink.set_memcopy_threads(2)
-        with pa.ipc.new_stream(sink, self.table.schema) as writer:
-            writer.write(self.table)
-        sink.close()
-
-
 class _ReadOnlySource(bytearray):
     """A placeholder buffer for read-only memory, which pickle would mark so that even a copy of it stayed read-only."""
 
     view: memoryview
-
-
-def _pyarrow() -> Any:
-    return importlib.import_module("pyarrow")
 
 
 # ---------------------------------------------------------------- refs met while packing
@@ -191,37 +173,25 @@ class Raw:
 # ---------------------------------------------------------------- Arrow reducers
 
 
-def _stream_of(table: Any) -> ArrowStream:
-    pa = _pyarrow()
-    # A dry run finds the size; Arrow cuts slices to their own size as it writes.
-    sink = pa.MockOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write(table)
-    stream = ArrowStream()
-    stream.table = table
-    stream.nbytes = sink.size()
-    return stream
-
-
 def _reduce_arrow(value: Any) -> _Reduced | Any:
-    pa = _pyarrow()
+    pa = pyarrow()
     try:
         if isinstance(value, (pa.Table, pa.RecordBatch)):
             if value.num_columns == 0:
                 return NotImplemented
             read = _read_table if isinstance(value, pa.Table) else _read_batch
-            return read, (pickle.PickleBuffer(_stream_of(value)),)
+            return read, (pickle.PickleBuffer(stream_of(value)),)
         if isinstance(value, pa.ChunkedArray):
-            return _read_chunked, (pickle.PickleBuffer(_stream_of(pa.table([value], names=["v"]))),)
+            return _read_chunked, (pickle.PickleBuffer(stream_of(pa.table([value], names=["v"]))),)
         if isinstance(value, pa.Array):
-            return _read_column, (pickle.PickleBuffer(_stream_of(pa.record_batch([value], names=["v"]))),)
+            return _read_column, (pickle.PickleBuffer(stream_of(pa.record_batch([value], names=["v"]))),)
     except pa.ArrowException:  # a type that IPC cannot carry; Arrow's own pickling may
         return NotImplemented
     return NotImplemented
 
 
 def _open_stream(buffer: Any) -> Any:
-    pa = _pyarrow()
+    pa = pyarrow()
     return pa.ipc.open_stream(pa.py_buffer(buffer))
 
 
@@ -263,7 +233,8 @@ class _ByValue(Exception):
     """Something must be pickled by value, which only the slower pickler can do."""
 
 
-def _found_by_name(thing: Any) -> bool:
+def found_by_name(thing: Any) -> bool:
+    """Whether a function or class is found again in other processes, so that its name is all that travels."""
     if cloudpickle.list_registry_pickle_by_value():
         return False
     if id(thing) in _referenced:
@@ -291,7 +262,7 @@ class _QuickPickler(pickle.Pickler):
         if reducer is not None:
             return reducer(obj)
         if kind is types.FunctionType or issubclass(kind, type):
-            if not _found_by_name(obj):
+            if not found_by_name(obj):
                 raise _ByValue
         elif kind.__module__ == _ARROW_MODULE:
             return _reduce_arrow(obj)
@@ -469,10 +440,7 @@ def write_object(view: memoryview, packed: Packed, name: bytes) -> None:
     shape = _shape(packed, STORED_TOC_OFFSET)
     if len(view) < shape.total_bytes:
         raise ValueError(f"object of {shape.total_bytes} bytes does not fit into {len(view)}")
-    view[:STORED_TOC_OFFSET] = bytes(STORED_TOC_OFFSET)
-    HEADER.pack_into(view, 0, MAGIC, VERSION, 0, len(name), STORED_TOC_OFFSET, len(shape.toc), shape.total_bytes)
-    view[HEADER_BYTES : HEADER_BYTES + len(name)] = name
-    view[STORED_TOC_OFFSET : shape.payload_at] = shape.toc
+    _write_head(view, shape, name)
     copy_buffer(view[shape.payload_at : shape.payload_at + len(packed.payload)], memoryview(packed.payload))
     for at, buffer in zip(shape.offsets, packed.buffers, strict=True):
         target = view[at : at + buffer.nbytes]
@@ -480,6 +448,29 @@ def write_object(view: memoryview, packed: Packed, name: bytes) -> None:
             buffer.write_into(target)
         else:
             copy_buffer(target, buffer)
+
+
+def _write_head(view: memoryview, shape: _Shape, name: bytes) -> None:
+    view[:STORED_TOC_OFFSET] = bytes(STORED_TOC_OFFSET)
+    HEADER.pack_into(view, 0, MAGIC, VERSION, 0, len(name), STORED_TOC_OFFSET, len(shape.toc), shape.total_bytes)
+    view[HEADER_BYTES : HEADER_BYTES + len(name)] = name
+    view[STORED_TOC_OFFSET : shape.payload_at] = shape.toc
+
+
+def pour_object(write: Write, packed: Packed, name: bytes) -> None:
+    """The same in parts that are handed on."""
+    if len(name) > NAME_BYTES_MAX:
+        raise ValueError(f"name of {len(name)} bytes; at most {NAME_BYTES_MAX}")
+    shape = _shape(packed, STORED_TOC_OFFSET)
+    head = memoryview(bytearray(shape.payload_at))
+    _write_head(head, shape, name)
+    write(0, head)
+    write(shape.payload_at, memoryview(packed.payload))
+    for at, buffer in zip(shape.offsets, packed.buffers, strict=True):
+        if isinstance(buffer, ArrowStream):
+            buffer.pour(lambda offset, part, at=at: write(at + offset, part))  # type: ignore[misc]
+        else:
+            write(at, buffer)
 
 
 def write_array_head(view: memoryview, name: bytes, kind: tuple[str, tuple[int, ...]], nbytes: int) -> int:

@@ -21,6 +21,7 @@ from flowengine.errors import StoreFull
 from flowengine.objects import codec
 
 PAGE_BYTES = 4096
+BLOCK_BYTES = 512  # of which a file's size in memory is told
 # Eight classes per doubling: a class is at most an eighth larger than what is asked of it.
 CLASSES_PER_DOUBLING = 8
 FINE_BYTES_MAX = PAGE_BYTES * CLASSES_PER_DOUBLING
@@ -28,6 +29,7 @@ FINE_BYTES_MAX = PAGE_BYTES * CLASSES_PER_DOUBLING
 KEPT_MAPPINGS_MAX = 256
 OPEN_TRIES = 8
 OWNER_FILE = ".owner"
+MADV_POPULATE_WRITE = 23  # of Linux 5.14; the kernel maps all pages at once, in half of the time
 _numbers = itertools.count()
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 
@@ -68,6 +70,7 @@ class _OwnFile(msgspec.Struct, eq=False):
     capacity_bytes: int
     allocated_bytes: int
     mapping: mmap.mmap | None
+    is_cold: bool = False  # its pages were written past the mapping
 
 
 class _Reading(mmap.mmap):
@@ -79,11 +82,12 @@ class _Reading(mmap.mmap):
 class Segment:
     """Room for one object that only its writer sees; it must be sealed or aborted, once."""
 
-    __slots__ = ("_descriptor", "_file", "_name", "_owner", "is_new", "view")
+    __slots__ = ("_descriptor", "_file", "_name", "_owner", "is_hollow", "is_new", "view")
 
     def __init__(self, owner: Segments, file: _OwnFile, descriptor: int, name: str, nbytes: int) -> None:
         assert file.mapping is not None
         self.is_new = False  # its pages are not mapped yet: `write` costs less than the faults of the view
+        self.is_hollow = False  # it gets its memory from `write` alone, and the view is only for what was written
         self._owner = owner
         self._file = file
         self._descriptor = descriptor
@@ -91,10 +95,23 @@ class Segment:
         self.view = memoryview(file.mapping)[:nbytes]
 
     def write(self, at: int, part: memoryview) -> None:
-        """Fill a part of it past the view."""
+        """Fill a part of it past the view; StoreFull if it is hollow and the file system has no room."""
         while len(part):
-            count = os.pwrite(self._descriptor, part, at)
+            try:
+                count = os.pwrite(self._descriptor, part, at)
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                if not self._owner.trim(len(part)):
+                    raise self._owner._full(len(part)) from None
+                continue
             at, part = at + count, part[count:]
+
+    def allocate(self) -> None:
+        """Let it be hollow no more; StoreFull if the file system has no room."""
+        if self.is_hollow:
+            self._owner._allocate(self._file, self._descriptor, len(self.view))
+            self.is_hollow = False
 
     def seal(self) -> int:
         """Make the object visible under its name; its file's number. BufferError if someone still looks at the view."""
@@ -116,6 +133,9 @@ class Segment:
 
     def _finish(self) -> None:
         self.view.release()
+        if self.is_hollow:
+            self._file.allocated_bytes = os.fstat(self._descriptor).st_blocks * BLOCK_BYTES
+            self._file.is_cold = True
         # Unlocked before it can be found, so that no reader meets the lock. Who opened the file in its earlier life
         # may lock it now, and sees from the header that it is not what was sought.
         self._unlock()
@@ -168,12 +188,15 @@ class Segments:
 
     # -------------------------------------------------------------------------------------------------------- writing
 
-    def create(self, name: str, nbytes: int) -> Segment:
-        """Room for nbytes, warm if possible; StoreFull if the file system has no room."""
+    def create(self, name: str, nbytes: int, hollow: bool = False) -> Segment:
+        """Room for nbytes, warm if possible; StoreFull if the file system has no room.
+
+        hollow: a new one is filled by `write` alone, which costs half of what allocating and mapping it first would.
+        """
         self._in_this_process()
         self.path(name)
         capacity_bytes = size_class(nbytes)
-        return self._begun(self._take_warm(capacity_bytes) or self._make(capacity_bytes), name, nbytes)
+        return self._begun(self._take_warm(capacity_bytes) or self._make(capacity_bytes), name, nbytes, hollow)
 
     def reuse(self, name: str, nbytes: int) -> Segment | None:
         """Room for nbytes without any more memory than the warm pool has; None if it has no such file."""
@@ -182,14 +205,22 @@ class Segments:
         taken = self._take_warm(size_class(nbytes), nbytes)
         return self._begun(taken, name, nbytes) if taken is not None else None
 
-    def _begun(self, taken: tuple[_OwnFile, int], name: str, nbytes: int) -> Segment:
+    def _begun(self, taken: tuple[_OwnFile, int], name: str, nbytes: int, hollow: bool = False) -> Segment:
         file, descriptor = taken
         is_new = file.mapping is None
+        is_hollow = hollow and not file.allocated_bytes
         try:
-            self._allocate(file, descriptor, nbytes)
+            if is_hollow:
+                self._begin_hollow(descriptor, nbytes)
+            else:
+                self._allocate(file, descriptor, nbytes)
             if file.mapping is None:
                 file.mapping = mmap.mmap(descriptor, file.capacity_bytes)
                 self._keep_mapping(file)
+            if file.is_cold:
+                file.is_cold = False
+                with contextlib.suppress(OSError):  # an older kernel: they are mapped one after another
+                    file.mapping.madvise(MADV_POPULATE_WRITE, 0, file.allocated_bytes)
             # What lay here must not be taken for an object, whatever becomes of this one.
             file.mapping[: codec.HEADER_BYTES] = bytes(codec.HEADER_BYTES)
         except BaseException:
@@ -198,7 +229,7 @@ class Segments:
             os.close(descriptor)
             raise
         segment = Segment(self, file, descriptor, name, nbytes)
-        segment.is_new = is_new
+        segment.is_new, segment.is_hollow = is_new, is_hollow
         return segment
 
     def _take_warm(self, capacity_bytes: int, allocated_min_bytes: int = 0) -> tuple[_OwnFile, int] | None:
@@ -246,19 +277,39 @@ class Segments:
         if not self._fallocate(descriptor, wanted_bytes):
             self.trim(wanted_bytes)
             if not self._fallocate(descriptor, wanted_bytes):
-                system = os.statvfs(self.folder)
-                total_bytes, free_bytes = system.f_frsize * system.f_blocks, system.f_frsize * system.f_bavail
-                raise StoreFull(
-                    f"no room for an object of {_amount(nbytes)} in {self.folder}: "
-                    f"{_amount(free_bytes)} of {_amount(total_bytes)} of shared memory are free"
-                )
+                raise self._full(nbytes)
         file.allocated_bytes = wanted_bytes
 
-    def _fallocate(self, descriptor: int, wanted_bytes: int) -> bool:
+    def _begin_hollow(self, descriptor: int, nbytes: int) -> None:
+        """See that there is room, and give the file its first and last page: a header and padding cannot fail."""
+        if not self._has_room(descriptor, nbytes):
+            self.trim(nbytes)
+            if not self._has_room(descriptor, nbytes):
+                raise self._full(nbytes)
+        for at in (0, nbytes - 1):
+            try:
+                os.pwrite(descriptor, b"\0", at)
+            except OSError as error:
+                if error.errno in _FULL:
+                    raise self._full(nbytes) from None
+                raise
+
+    def _full(self, nbytes: int) -> StoreFull:
         system = os.statvfs(self.folder)
-        held_bytes = os.fstat(descriptor).st_blocks * 512
+        total_bytes, free_bytes = system.f_frsize * system.f_blocks, system.f_frsize * system.f_bavail
+        return StoreFull(
+            f"no room for an object of {_amount(nbytes)} in {self.folder}: "
+            f"{_amount(free_bytes)} of {_amount(total_bytes)} of shared memory are free"
+        )
+
+    def _has_room(self, descriptor: int, wanted_bytes: int) -> bool:
+        system = os.statvfs(self.folder)
+        held_bytes = os.fstat(descriptor).st_blocks * BLOCK_BYTES
+        return wanted_bytes - held_bytes <= system.f_frsize * system.f_bavail
+
+    def _fallocate(self, descriptor: int, wanted_bytes: int) -> bool:
         # Asking first spares the machine the filling of its memory up to the last page just to see it fail.
-        if wanted_bytes - held_bytes > system.f_frsize * system.f_bavail:
+        if not self._has_room(descriptor, wanted_bytes):
             return False
         try:
             os.posix_fallocate(descriptor, 0, wanted_bytes)

@@ -37,12 +37,12 @@ def spill_folder(state_dir: str, session: str, pid: int) -> str:
     return os.path.join(state_dir, "spill", f"{session}-{socket.gethostname()}-{pid}")
 
 
-def sweep(state_dir: str) -> list[str]:
-    """Remove the spill folders of nodes of this host that are gone; their paths."""
+def sweep(state_dir: str, kind: str = "spill") -> list[str]:
+    """Remove the folders of one kind of nodes of this host that are gone; their paths."""
     removed = []
     # The folder may be shared with other hosts, whose process ids mean nothing here.
     pattern = re.compile(rf"-{re.escape(socket.gethostname())}-(\d+)$")
-    with contextlib.suppress(FileNotFoundError), os.scandir(os.path.join(state_dir, "spill")) as entries:
+    with contextlib.suppress(FileNotFoundError), os.scandir(os.path.join(state_dir, kind)) as entries:
         for entry in entries:
             match = pattern.search(entry.name)
             if match and not os.path.exists(f"/proc/{match[1]}"):

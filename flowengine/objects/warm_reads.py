@@ -13,6 +13,7 @@ import weakref
 import numpy as np
 
 from flowengine.objects import codec
+from flowengine.objects.segments import BLOCK_BYTES
 
 IDLE_S = 2.0  # a mapping keeps the memory of a file that its writer has removed
 MADV_POPULATE_READ = 22  # of Linux 5.14; the kernel maps all pages at once instead of one after another
@@ -54,11 +55,13 @@ class WarmReads:
         # Not by the descriptor with the lock: a mapping keeps a duplicate, and with that the lock.
         descriptor = os.open(f"{self.folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if os.fstat(descriptor).st_ino != inode:
+            status = os.fstat(descriptor)
+            if status.st_ino != inode:
                 raise FileNotFoundError(name)
             mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
             with contextlib.suppress(OSError):  # an older kernel: they are mapped one after another
-                mapping.madvise(MADV_POPULATE_READ)
+                # Not what its writer has no memory for: that would be made, and counted nowhere.
+                mapping.madvise(MADV_POPULATE_READ, 0, min(status.st_size, status.st_blocks * BLOCK_BYTES))
         finally:
             os.close(descriptor)
         return mapping

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flowengine.observe.tables import queues
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -39,8 +41,9 @@ def console() -> Console:
     return found
 
 
-def show_status(connection: Connection, nodes: Sequence[NodeView], stats: Iterable[Mapping[str, Any] | None]) -> None:
-    """One row a node, then the sums of all counters."""
+def show_status(connection: Connection, nodes: Sequence[NodeView], stats: Iterable[Mapping[str, Any] | None],
+                waiting: Sequence[Mapping[str, Any]] = ()) -> None:
+    """One row a node, then what waits for slots, then the sums of all counters."""
     out = console()
     out.print(Text(f"session {connection.session}, head {connection.address.partition('#')[0]}, {len(nodes)} nodes"))
     table = Table(box=box.SIMPLE_HEAD)
@@ -52,6 +55,9 @@ def show_status(connection: Connection, nodes: Sequence[NodeView], stats: Iterab
         table.add_row(entry["node_id"], entry["host"], shown_workers(entry["workers"]), shown_free(entry), store,
                       str(entry["queued"]))
     out.print(table)
+    queued = queues(waiting, out.width)
+    if queued is not None:
+        out.print(queued)
     sums: Counter[str] = Counter()
     for counters in stats:
         sums.update({name: count for name, count in (counters or {}).items() if isinstance(count, int | float)})
@@ -61,6 +67,18 @@ def show_status(connection: Connection, nodes: Sequence[NodeView], stats: Iterab
     for name in sorted(name for name, count in sums.items() if count):
         counted.add_row(name, f"{sums[name]:,}")
     out.print(counted)
+
+
+def show_page(url: str, reason: str) -> None:
+    """Where the live page is."""
+    console().print(Text(f"page {url}" if url else f"no page: {reason}"), soft_wrap=True)
+
+
+def tunnel(head: str, url: str) -> str:
+    """The command that makes a page of another host's loopback one of this host's."""
+    host = head.partition("://")[2].partition("#")[0].rpartition(":")[0]
+    port = url.partition("/?")[0].rpartition(":")[2]
+    return f"ssh -N -L {port}:127.0.0.1:{port} {host.strip('[]')}"
 
 
 def shown_workers(workers: Sequence[Any]) -> str:

@@ -305,6 +305,12 @@ def inputs_of(spec: m.TaskSpec) -> tuple[m.RefTo, ...]:
     return spec.deps if spec.args_object is None else (*spec.deps, spec.args_object)
 
 
+def arguments_of(spec: m.TaskSpec) -> tuple[m.RefTo, ...]:
+    """The same without those that were only waited for, to run beside them."""
+    passed = spec.deps if spec.choice is None else spec.deps[: len(spec.deps) - spec.choice.unread]
+    return passed if spec.args_object is None else (*passed, spec.args_object)
+
+
 def owners_of(record: Record) -> dict[bytes, m.RefTo]:
     """Whom to ask about the inputs, and about what is inside of them."""
     specs = [record.told.spec, *[push.spec for push in pushes_of(record)]]

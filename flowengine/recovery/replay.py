@@ -30,6 +30,7 @@ from flowengine.refs import Current
 from flowengine.runtime.actor import ExitActor
 from flowengine.runtime.actor_state import Files
 from flowengine.runtime.context import Context
+from flowengine.runtime.environment import Within
 from flowengine.slots import as_results
 
 if TYPE_CHECKING:
@@ -147,8 +148,10 @@ def run(found: Found, beneath: DriverSession | None, count: int | None, debugger
 def run_or_leave(found: Found, beneath: DriverSession | None, count: int | None, debugger: pdb.Pdb | None) -> Any:
     """The same; raises Left when the debugger was left."""
     stage = Stage(found.record, beneath)
+    environment = found.record.told.spec.environment
+    place = Within(environment, "this host") if environment is not None else contextlib.nullcontext()
     try:
-        with on(stage):
+        with on(stage), place:
             if isinstance(found.record, r.TaskRecord):
                 if count is not None:
                     raise BadValue("call is for actors: how many of its calls are replayed")

@@ -21,6 +21,7 @@ import msgspec
 
 from flowengine.config import Config
 from flowengine.core import messages as m
+from flowengine.core.bundles import bundle_of, index_of
 from flowengine.core.ids import child_id, object_id, short, task_of
 from flowengine.errors import (
     BadValue,
@@ -39,13 +40,14 @@ from flowengine.recovery.record import (
     Record,
     ReplyTold,
     TaskRecord,
+    arguments_of,
     choices_of,
     decoded,
-    inputs_of,
     objects_of,
     owners_of,
     task_record,
 )
+from flowengine.recovery.rehearsal import Rehearsal
 from flowengine.refs import ObjectRef
 from flowengine.runtime.context import Context
 from flowengine.slots import as_results, fill_slots
@@ -77,6 +79,7 @@ class Books(msgspec.Struct):
 
     objects: dict[bytes, Any] = {}
     dead: dict[str, None] = {}
+    gangs: dict[str, Any] = {}
 
 
 class Replayed(Context):
@@ -86,6 +89,7 @@ class Replayed(Context):
         super().__init__(spec.id, spec.name, run, "", spec.depth + 1)
         self.recorded = choices_of(recorded)
         self.numbers = numbers
+        self.environment = spec.environment
 
     def new_child(self) -> bytes:
         """The name of the next child; its place among them is remembered."""
@@ -105,6 +109,8 @@ class Stage:
     """What the engine's verbs find in place of a session."""
 
     role = "worker"
+    places = False
+    gpu_ids: tuple[int | str, ...] = ()
     closed = False
     address = ADDRESS
     membership = None  # the other members of groups are not here
@@ -127,6 +133,7 @@ class Stage:
         self.refs: dict[bytes, m.RefTo] = owners_of(record)
         self.names: dict[bytes, str] = dict(record.names) if isinstance(record, TaskRecord) else {}
         self.numbers: dict[bytes, int] = {}  # children that were made, by their places among their parent's
+        self.shape = record.told.spec.shape
         self.root = Replayed(record.told.spec, record.told.run, (), self.numbers)
         self.functions: dict[bytes, Any] = {}
         self.streams: dict[bytes, Iterator[Any]] = {}
@@ -134,8 +141,15 @@ class Stage:
         self.held: list[ObjectRef] = []  # of the session beneath: values that are views of its store
         self.strict: dict[bytes, None] = {}  # tasks and calls all of whose choices are in the record
         self.diverged = ""
+        self.sharing = Rehearsal(self)
+        self.is_actor = not isinstance(record, TaskRecord)
 
     # --- whose code runs ---------------------------------------------------------------------------------
+
+    def gang_rank(self) -> int | None:
+        """The bundle in which the code ran."""
+        bundle = bundle_of(self.shape)
+        return index_of(bundle) if bundle else None
 
     @property
     def context(self) -> Context:
@@ -190,7 +204,7 @@ class Stage:
 
     def arguments(self, spec: m.TaskSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments with the values of references in their slots."""
-        values = [self.load(ref.oid) for ref in inputs_of(spec)]
+        values = [self.load(ref.oid) for ref in arguments_of(spec)]
         if spec.args_object is not None:
             args, kwargs = values.pop()
         elif spec.args:

@@ -26,6 +26,7 @@ NOTHING = (0, 0)
 TELLING = frozenset((
     m.PushTask, m.TaskDone, m.TaskFailed, m.StreamItem, m.ObjectReady, m.CallsKept, m.StashAdded, m.CancelTask,
     m.CancelObject, m.FreeObject, m.KillActor, m.ActorMade, m.ActorReady, m.ActorRecovered, m.CheckpointTaken,
+    m.ShareAsked, m.ShareTaken,
 ))  # fmt: skip
 REPLIES = frozenset((m.TaskDone, m.TaskFailed, m.StreamItem))
 

@@ -29,7 +29,8 @@ from flowengine.runtime.forks import end_fork
 from flowengine.runtime.notes import noted
 
 if TYPE_CHECKING:
-    from flowengine.runtime.worker import Run, WorkerSession
+    from flowengine.runtime.run import Run
+    from flowengine.runtime.worker import WorkerSession
 
 REPORT_S_MAX = 0.001  # so long an answer may wait for those of the calls behind it
 CALL: contextvars.ContextVar[Context] = contextvars.ContextVar("flowengine_call")
@@ -275,6 +276,7 @@ class Actor:
         context.is_parent = True  # its children are found again by the order of the calls
         context.heir = self.heir
         context.driver = self.heir
+        context.environment = self.push.spec.environment
         for kind, number, payload in job.push.recorded:
             context.recorded[kind, number] = payload
         self.session.owner.depth = spec.depth + 1

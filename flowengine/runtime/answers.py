@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from flowengine.core.ids import TASK_ID_BYTES
+from flowengine.core.memory_seen import owned
 from flowengine.core.messages import Asked
 from flowengine.core.owner_records import reply_told, told_by_host
+from flowengine.core.owner_seen import hosted
 from flowengine.observe.timeline import spans
 from flowengine.recovery.record import Piece, encoded
 from flowengine.runtime import process
@@ -29,8 +31,12 @@ def content(session: Session, question: Asked) -> Any:
         return dict(owner.counters)
     if question.topic == "stack":
         return {f"{session.role} {os.getpid()}": process.stacks()}
+    if question.topic == "seen":
+        return [seen(session, question.argument)]
+    if question.topic == "memory":
+        return [memory(session)]
     if question.topic == "spans":
-        return [msgspec.to_builtins(span) for span in spans(owner.spans)]
+        return [msgspec.to_builtins(span) for span in spans(owner.spans, *submitter(session))]
     if question.topic == "stash":
         with session.drive.lock:
             return [owner.log_given(*question.argument)]
@@ -45,6 +51,32 @@ def content(session: Session, question: Asked) -> Any:
     if question.topic == "worker_of":
         return owner.worker_of(question.argument)
     return True if question.topic == "commit" else None
+
+
+def submitter(session: Session) -> tuple[str, str]:
+    """This process as one whose tasks are shown: its name, and for a worker its node."""
+    if session.role == "worker":
+        return session.settings.worker_id, session.node_id  # type: ignore[attr-defined]
+    return f"program {os.getpid()}", ""
+
+
+def seen(session: Session, reader: Any) -> dict[str, Any]:
+    """What this process tells those who look at the cluster; reader: who is told the runs since it asked last."""
+    executor = getattr(session, "executor", None)
+    host = executor.host if executor is not None else None
+    with session.drive.lock:
+        told = session.sight.look(session.owner, time.monotonic(), reader if isinstance(reader, str) else "")
+        actor = hosted(host) if host is not None else None
+    running = session.context
+    age_s = time.monotonic() - running.began_us / 1e6 if running.began_us else -1.0
+    return {"role": session.role, "pid": os.getpid(), "node_id": session.node_id, "hosted": actor, **told,
+            "code": running.task.hex(), "age_s": age_s}
+
+
+def memory(session: Session) -> dict[str, Any]:
+    """Which objects this process owns, and who holds them."""
+    with session.drive.lock:
+        return {"role": session.role, "pid": os.getpid(), "node_id": session.node_id, **owned(session.owner)}
 
 
 def pieces(session: Session, topic: str, argument: Any) -> list[Piece]:

@@ -28,6 +28,7 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
     session: str
     certificate: str | None = None
     key: str | None = None
+    authority: str = ""
     version: int = VERSION
 
     @property
@@ -38,18 +39,25 @@ class Connection(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tls(self) -> Tls | None:
         """The certificate as an endpoint wants it."""
-        return Tls(certificate=self.certificate, key=self.key) if self.certificate and self.key else None
+        if not self.certificate or self.key is None:
+            return None
+        return Tls(certificate=self.certificate, key=self.key, authority=self.authority)
 
 
 def write_connection(path: str | os.PathLike[str], connection: Connection) -> None:
     """Write the file so that nobody else can read it and nobody ever sees a part of it."""
+    write_private(path, msgspec.json.format(msgspec.json.encode(connection), indent=2) + b"\n")
+
+
+def write_private(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file of mode 0600 as a whole."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "wb") as file:
         os.fchmod(descriptor, 0o600)
-        file.write(msgspec.json.format(msgspec.json.encode(connection), indent=2) + b"\n")
+        file.write(content)
     os.replace(draft, target)
 
 
@@ -95,6 +103,11 @@ def own_host(address: str) -> str:
 def session_path(state_dir: str, session: str) -> Path:
     """Where a local engine leaves its connection file while it runs."""
     return Path(state_dir, "sessions", f"{session}.json")
+
+
+def page_path(state_dir: str, session: str) -> Path:
+    """Where a head notes the address of its page while it serves one, and finds its port after a restart."""
+    return Path(state_dir, f"page-{session}.json")
 
 
 def local_sessions(state_dir: str) -> list[Connection]:

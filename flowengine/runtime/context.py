@@ -25,6 +25,10 @@ class Context:
     actor: bytes | None = None  # the actor whose method this is
     is_job = False  # the program itself, as a resumable job: its choices are journaled
     is_parent = False  # the machine knows that this task has children or made choices
+    environment: m.Environment | None = None  # children have it too
+    began_us = 0  # on this host's monotonic clock
+    shared = 0  # answers about locks, queues and the like that a run after a crash would get again
+    shared_bytes = 0
 
     def __init__(self, task: bytes, name: str = "", attempt: int = 1, caller: str = "", depth: int = 0) -> None:
         self.task = task

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ import psutil
 from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
-from flowengine.core.ids import root_id
+from flowengine.core.ids import root_id, task_of
 from flowengine.errors import FlowError, HeadLost
 from flowengine.objects.segments import is_session_here
 from flowengine.recovery import durable
@@ -32,14 +32,17 @@ from flowengine.runtime.context import Context
 from flowengine.runtime.forks import guard_forks
 from flowengine.runtime.job import JobJournal
 from flowengine.runtime.launched import DriverSettings, Launched, launch
+from flowengine.runtime.process import Place
 from flowengine.runtime.session import Session
 from flowengine.runtime.settings import LauncherReady
+from flowengine.runtime.sharing import OwnSharing
 from flowengine.runtime.visitor import reach
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+ENDED = "the engine of this host has ended"
 START_TIMEOUT_S = 30.0
 ASK_AGAIN_S = 0.2
 RECORD_TIMEOUT_S = 10.0
@@ -58,15 +61,21 @@ class DriverSession(Session):
         self.connection = connection
         self.launched = launched
         self.job: JobJournal | None = None
-        self.end_code: int | None = None  # of the launcher, when it ended before the session
+        self.end_reason = ""  # of the engine, when it ended before the session
+        self.end_code: int | None = None  # of the launcher then
         self.seeking = False  # a node of this host, for the one that was lost
         self.seeker: threading.Thread | None = None
         self.under_way: concurrent.futures.Future[Any] | None = None
+        self.afterwards: Callable[[], None] | None = None  # called when the session has ended
+        self.head_lost: Callable[[], None] | None = None  # called when the link to the head has ended
         secret = connection.secret_bytes if connection is not None else settings.secret
-        super().__init__(settings.config, secret, connection.tls if connection is not None else None, settings.host)
+        tls = connection.tls if connection is not None else None
+        super().__init__(Place(host=settings.host, secret=secret, tls=tls, config=settings.config,
+                               relay=settings.relay))
         if launched is not None:
             launched.on_ready = self.node_restarted
             launched.on_end = self.engine_ended
+        self.sharing = self.shared = OwnSharing(self)
         if settings.log_to_driver:
             self.log_sink = show_log
 
@@ -94,7 +103,7 @@ class DriverSession(Session):
     def _local_node(self, connection: Connection) -> str:
         """The node of this host in a cluster; where there is none, one without workers is started for its store."""
         self.thread.start()
-        asyncio.run_coroutine_threadsafe(self._reach_head(connection), self.loop).result()
+        asyncio.run_coroutine_threadsafe(self.reach_head(connection), self.loop).result()
         began_s = time.monotonic()
         while True:
             nodes = self.nodes_of(connection)
@@ -111,7 +120,8 @@ class DriverSession(Session):
         self.launched.on_ready = self.node_restarted
         return self.launched.first_ready().node
 
-    async def _reach_head(self, connection: Connection) -> None:
+    async def reach_head(self, connection: Connection) -> None:
+        """Have a link to the head."""
         if not self.endpoint.address:
             await self.endpoint.start()
         await reach(self.endpoint, connection.address, self.config.connect_timeout_s)
@@ -159,19 +169,19 @@ class DriverSession(Session):
         if self.job is not None:
             self.job.flush()
 
-    def engine_ended(self, code: int) -> None:
+    def engine_ended(self, code: int | None, reason: str = ENDED) -> None:
         """The launcher is gone, and with it all that it had started: nobody would answer those who wait."""
         if self.closed:
             return
-        self.end_code = code
+        self.end_code, self.end_reason = code, reason
         for wake in list(self.waits.values()):
             wake()
-        self.values.give_up("the engine of this host has ended")
+        self.values.give_up(reason)
 
     def check_open(self) -> None:
         """Raise when the session, or the engine under it, has ended meanwhile."""
-        if self.end_code is not None:
-            raise HeadLost("the engine of this host has ended", exit_code=self.end_code)
+        if self.end_reason:
+            raise HeadLost(self.end_reason, exit_code=self.end_code)
         super().check_open()
 
     def node_restarted(self, ready: LauncherReady) -> None:
@@ -183,10 +193,29 @@ class DriverSession(Session):
     def on_lost(self, peer: str, reason: str) -> None:
         """In a cluster nobody tells us when this host's node was started again."""
         super().on_lost(peer, reason)
+        self.shared.keeper.lost(peer)
+        if peer == self.head and self.head_lost is not None and not self.closed:
+            self.head_lost()
         if peer == self.node and self.launched is None and not self.closed and not self.seeking:
             self.seeking = True
             self.seeker = threading.Thread(target=self._find_node, name="flowengine-find-node", daemon=True)
             self.seeker.start()
+
+    def nodes_changed(self, peer: str, message: m.NodesChanged) -> None:
+        """Workers end with their node, whether their links tell so or not."""
+        gone = [worker[3] for entry in self.nodes_seen if entry.address in message.dead for worker in entry.workers]
+        super().nodes_changed(peer, message)
+        for worker in gone:
+            self.shared.keeper.lost(worker)
+
+    def why(self, oid: bytes) -> str:
+        """One line about an object; what its task waits for among what the program keeps, too."""
+        waits = self.shared.keeper.waits_of(task_of(oid))
+        return super().why(oid) + (f"; it waits for {', '.join(waits)}" if waits else "")
+
+    def share_told(self, peer: str, message: Any) -> None:
+        """Code of this program asks for a lock, an item or the like."""
+        self.shared.keeper.told(peer, message)
 
     def _find_node(self) -> None:
         """Join the node that this host has now."""
@@ -197,7 +226,7 @@ class DriverSession(Session):
     def _try_to_move(self) -> None:
         assert self.connection is not None
         try:
-            self._on_loop(self._reach_head(self.connection))
+            self._on_loop(self.reach_head(self.connection))
             for found in nodes_on(local_addresses(), self.nodes_of(self.connection)):
                 if self._on_loop(self._is_reached(found)):
                     self._move(found)
@@ -279,6 +308,8 @@ class DriverSession(Session):
         if self.launched is not None:
             self.launched.end()
         self._drop_durable()
+        if self.afterwards is not None:
+            self.afterwards()
 
     @property
     def durable_url(self) -> str:

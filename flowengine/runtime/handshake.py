@@ -32,8 +32,6 @@ from flowengine.runtime.wire import READ_BYTES, Buffer, SocketWire, Wire
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from distributed import Security
-
     from flowengine.runtime.wire import Link
 
 logger = logging.getLogger(__name__)
@@ -91,6 +89,10 @@ class BulkStream(ABC):
         """Close the connection; what was written still arrives."""
         self.abort()
 
+    def wake_at(self, size_bytes: int) -> None:
+        """Wake the reader for so many bytes, which are sure to come, rather than for fewer; a stream may ignore it."""
+        del size_bytes
+
     @abstractmethod
     async def _readinto(self, view: memoryview) -> int: ...
 
@@ -109,6 +111,10 @@ class SocketStream(BulkStream):
         self.sock = sock
         self._pending = 0
         self._closing = False
+
+    def wake_at(self, size_bytes: int) -> None:
+        """The kernel does that."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
 
     async def _readinto(self, view: memoryview) -> int:
         with _Operation(self):
@@ -347,7 +353,7 @@ async def listen(
     arguments = {} if security is None else security.get_listen_args("worker")
 
     async def take(comm: Any) -> None:
-        await welcome(_take_over(comm))
+        await welcome(take_over(comm))
 
     async def skip(comm: Any, handshake_overrides: Any = None) -> None:
         """Dask's own handshake would unpickle what a stranger sends."""
@@ -378,7 +384,8 @@ async def _admit(handle: Callable[..., Awaitable[None]], stream: Any, peer: Any)
         raise
 
 
-def _take_over(comm: Any) -> BulkStream:
+def take_over(comm: Any) -> BulkStream:
+    """The connection of a Dask comm that nobody else uses any more, and of which nothing was read ahead."""
     # On tcp nothing may have been read by tornado yet: the acceptor is called before its stream was ever polled,
     # and the acceptor is silent until the connector, which has taken over too by then, has spoken.
     if comm.stream is None:
@@ -400,7 +407,8 @@ def _dask_greeting() -> bytes:
     return _dask_message(_encode({"compression": None, "python": python, "pickle-protocol": 5}))
 
 
-async def _read_raw(stream: BulkStream) -> bytes:
+async def read_message(stream: BulkStream) -> bytes:
+    """A message of Dask's framing before or instead of our handshake, of one frame and bounded length."""
     first = await stream.read_exactly(8)
     size_bytes = int.from_bytes(first, "little")
     if not 16 < size_bytes <= MESSAGE_BYTES_MAX:
@@ -414,7 +422,7 @@ async def _read_raw(stream: BulkStream) -> bytes:
 
 async def _read_bytes(stream: BulkStream) -> bytes:
     try:
-        return _decode_bytes(await _read_raw(stream))
+        return _decode_bytes(await read_message(stream))
     except msgspec.MsgspecError as error:
         raise Stranger(f"not a message of this protocol: {error}") from None
 
@@ -436,7 +444,7 @@ async def accept(
     stream: BulkStream, address: str, secret: bytes, judge: Callable[[Hello], int | Refused]
 ) -> Hello:
     """The hello of a peer that has proved itself; `judge` gives the last sequence number received from it."""
-    await _read_raw(stream)  # Dask's greeting: nothing in it is used
+    await read_message(stream)  # Dask's greeting: nothing in it is used
     await stream.write(_dask_greeting())
     said = await _read_bytes(stream)
     try:
@@ -469,15 +477,13 @@ async def _refuse(stream: BulkStream, why: str, text: str) -> NoReturn:
     raise LinkError(text)
 
 
-async def dial(hello: Hello, secret: bytes, security: Security | None, tasks: set[asyncio.Task[Any]]) -> tuple[
-    BulkStream, int
-]:
-    """A proven connection to `hello.to` and the last sequence number that it has received from here.
+async def dial(hello: Hello, secret: bytes, reach: Callable[[str], Awaitable[BulkStream]]) -> tuple[BulkStream, int]:
+    """A proven connection to `hello.to`, whose location `reach` connects to, and the last number received from here.
 
     LinkError when trying again does not help, ConnectionRefusedError when nobody listens, else OSError.
     """
     hello = msgspec.structs.replace(hello, nonce=secrets.token_bytes(NONCE_BYTES))
-    stream = await _open(split_address(hello.to)[0], security, tasks)
+    stream = await reach(split_address(hello.to)[0])
     try:
         async with asyncio.timeout(HANDSHAKE_S):
             return stream, await _introduce(stream, hello, secret)
@@ -492,7 +498,7 @@ async def dial(hello: Hello, secret: bytes, security: Security | None, tasks: se
 async def _introduce(stream: BulkStream, hello: Hello, secret: bytes) -> int:
     said = _encode(hello)
     await stream.write(_dask_greeting() + _framed(said))
-    await _read_raw(stream)  # Dask's greeting
+    await read_message(stream)  # Dask's greeting
     asked = await _read_bytes(stream)
     challenge = _read_reply(asked)
     if not isinstance(challenge, Challenge):
@@ -519,7 +525,20 @@ def _read_reply(said: bytes) -> Reply:
     return reply
 
 
-async def _open(location: str, security: Any, tasks: set[asyncio.Task[Any]]) -> BulkStream:
+async def ask_server(stream: BulkStream, question: dict[str, Any]) -> None:
+    """Ask the Dask server at the other end; its answers are for read_message()."""
+    await stream.write(_dask_greeting())
+    await write_message(stream, _encode(question))
+    await read_message(stream)  # Dask's greeting
+
+
+async def write_message(stream: BulkStream, message: bytes) -> None:
+    """What read_message() reads at the other end."""
+    await stream.write(_dask_message(message))
+
+
+async def connect(location: str, security: Any, tasks: set[asyncio.Task[Any]]) -> BulkStream:
+    """A connection of which nothing is known yet, by Dask's connector; errors as of dial()."""
     scheme, where = parse_address(location)
     arguments = {} if security is None else security.get_connection_args("worker")
     backend: Any = get_backend(scheme)
@@ -527,7 +546,7 @@ async def _open(location: str, security: Any, tasks: set[asyncio.Task[Any]]) -> 
 
     async def attempt() -> BulkStream:
         # distributed.comm.connect would try again when refused, and unpickle the answer; its connector does neither.
-        return _take_over(await connector.connect(where, deserialize=False, **arguments))
+        return take_over(await connector.connect(where, deserialize=False, **arguments))
 
     task = asyncio.get_running_loop().create_task(attempt())
     tasks.add(task)

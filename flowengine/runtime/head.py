@@ -6,6 +6,7 @@ It keeps its address over its lives: the same port, and a name made of the sessi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import queue
@@ -14,16 +15,20 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flowengine.core.commands import WriteJournal
+from flowengine.core.commands import JournalWritten, WriteJournal
 from flowengine.core.head import Head
 from flowengine.core.head import HeadSettings as MachineSettings
 from flowengine.core.messages import Answered, Asked, Message
+from flowengine.errors import FlowError
 from flowengine.runtime import process
-from flowengine.runtime.connection import Connection, port_of, write_connection
+from flowengine.runtime.connection import Connection, page_path, port_of, write_connection
 from flowengine.runtime.drive import Drive
 from flowengine.runtime.settings import HeadProcessSettings
+
+if TYPE_CHECKING:
+    from flowengine.observe.served import Page
 
 log = logging.getLogger(__name__)
 
@@ -31,18 +36,21 @@ PORT_PATIENCE_S = 5.0  # the port of the last life may be busy for a moment
 PORT_RETRY_S = 0.05
 JOURNAL_RETRY_S = 0.5
 SESSION_CHARS = 12  # of the session, in the head's address
+PAGE_TOPIC = "page"  # asked of a head: where its live page is
 
 Row = tuple[str, bytes | None]
+Rows = tuple[tuple[Row, ...], int]  # and the number under which the machine waits for them; 0: none
 
 
 class JournalFile:
     """Rows on disk, by key; written in batches by a thread, so that nobody waits for the disk."""
 
     def __init__(self, path: Path, on_error: Callable[[str], None]) -> None:
+        self.on_written: Callable[[list[int]], None] = lambda numbers: None
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path = path
         self._on_error = on_error
-        self._rows: queue.SimpleQueue[tuple[Row, ...] | None] = queue.SimpleQueue()
+        self._rows: queue.SimpleQueue[Rows | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_all, name="journal", daemon=True)
 
     def open(self) -> dict[str, bytes]:
@@ -54,9 +62,9 @@ class JournalFile:
         self._thread.start()
         return rows
 
-    def write(self, rows: Iterable[Row]) -> None:
-        """Put rows on disk soon, in this order; None deletes."""
-        self._rows.put(tuple(rows))
+    def write(self, rows: Iterable[Row], number: int = 0) -> None:
+        """Put rows on disk soon, in this order; None deletes. on_written is called with the number when they are."""
+        self._rows.put((tuple(rows), number))
 
     def close(self) -> None:
         """Return when all is on disk."""
@@ -78,9 +86,12 @@ class JournalFile:
             while not self._rows.empty():
                 batch.append(self._rows.get())
             more = batch[-1] is not None
-            rows = [row for part in batch if part is not None for row in part]
+            rows = [row for part in batch if part is not None for row in part[0]]
             if rows:
                 self._write(database, rows)
+            numbers = [part[1] for part in batch if part is not None and part[1]]
+            if numbers:
+                self.on_written(numbers)
         database.close()
 
     def _write(self, database: sqlite3.Connection, rows: list[Row]) -> None:
@@ -110,6 +121,8 @@ class HeadShell:
         self.report_fd = report_fd
         self.journal = JournalFile(Path(settings.state_dir, f"head-{settings.session}.sqlite"), log.error)
         self.drive: Drive | None = None
+        self.page: Page | None = None
+        self.machine: Head
         self.ended: asyncio.Event
 
     async def run(self) -> int:
@@ -119,14 +132,19 @@ class HeadShell:
         await self._listen()
         me = self.endpoint.address
         about = MachineSettings(me, self.settings.session, self.settings.host, port_of(me))
-        machine = Head(about, self.settings.config, rows)
+        machine = self.machine = Head(about, self.settings.config, rows)
         machine.journal.wall_offset_s = process.wall_offset_s()
         drive = self.drive = Drive(machine)
-        drive.attach(self.endpoint, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        drive.attach(self.endpoint, loop)
         drive.perform[WriteJournal] = self._write
+        self.journal.on_written = lambda numbers: self._call_soon(loop, self._written, numbers)
         drive.begin("the start", machine.start(time.monotonic()))
         self._announce()
+        self._serve_at_once()
         await ended.wait()
+        if self.page is not None:
+            await self.page.close()
         await self.endpoint.close()
         self.journal.close()
         return 0
@@ -160,18 +178,57 @@ class HeadShell:
             os.write(self.report_fd, f"{self.endpoint.address}\n".encode())
             os.close(self.report_fd)
 
+    def _serve_at_once(self) -> None:
+        """The page, where a port is given for it or an earlier life of this head had it open."""
+        settings = self.settings
+        noted = page_path(settings.state_dir, settings.session).exists()
+        if noted or settings.config.page_port or settings.config.metrics_port:
+            self._page().begin()
+
+    def _page(self) -> Page:
+        if self.page is None:
+            from flowengine.observe.served import Page  # here, since most heads are never looked at
+
+            self.page = Page(self.settings, self.endpoint, self.machine)
+        return self.page
+
+    def _page_url(self) -> list[str]:
+        """The address of the page, opened now if it is not yet, or why there is none."""
+        try:
+            return [self._page().url(), ""]
+        except (FlowError, OSError) as error:
+            return ["", str(error)]
+
     def _write(self, command: WriteJournal) -> None:
-        self.journal.write(command.rows)
+        self.journal.write(command.rows, command.number)
+
+    @staticmethod
+    def _call_soon(loop: asyncio.AbstractEventLoop, action: Callable[..., None], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(action, *arguments)
+
+    def _written(self, numbers: list[int]) -> None:
+        assert self.drive is not None
+        for number in numbers:
+            self.drive.step(JournalWritten(number))
 
     def _on_batch(self, peer: str, messages: list[Message]) -> None:
         for message in messages:
             if isinstance(message, Asked) and message.topic == process.END_TOPIC:
                 self.endpoint.send(peer, Answered(message.request, message.topic, None))
                 self.ended.set()
-        if self.drive is not None:
-            self.drive.batch(peer, messages)
+        if self.drive is None:
+            return
+        if self.page is not None:
+            self.page.asker.heard(peer, messages)
+        for question in messages:
+            if isinstance(question, Asked) and question.topic == PAGE_TOPIC:
+                self.endpoint.send(peer, Answered(question.request, PAGE_TOPIC, self._page_url()))
+        self.drive.batch(peer, [one for one in messages if type(one) is not Asked or one.topic != PAGE_TOPIC])
 
     def _on_lost(self, peer: str, reason: str) -> None:
+        if self.page is not None:
+            self.page.asker.missed(peer, reason)
         self.endpoint.forgive(peer)  # a node that was cut off comes back under its own address; epochs tell its lives
         if self.drive is not None:
             self.drive.lost(peer, reason)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flowengine.core import messages as m
+from flowengine.core.telling import known_after
+from flowengine.runtime.drive import LAZY_S
 
 if TYPE_CHECKING:
     from flowengine.runtime.context import Courses
     from flowengine.runtime.drive import Drive
     from flowengine.runtime.link import Endpoint
     from flowengine.runtime.membership import Membership
+    from flowengine.runtime.sharing import Sharing
     from flowengine.runtime.values import Values
 
 
@@ -25,10 +30,14 @@ class Hearing:
     drive: Drive
     values: Values
     courses: Courses
+    sharing: Sharing
     membership: Membership
     joined: concurrent.futures.Future[m.Welcome]
     nodes_seen: tuple[m.NodeEntry, ...]
+    nodes_known: threading.Event
     log_sink: Callable[[m.LogLines], None] | None
+    loop: asyncio.AbstractEventLoop
+    kept_untold = False
 
     def welcomed(self, peer: str, message: m.Welcome) -> None:
         """The node takes us."""
@@ -40,9 +49,15 @@ class Hearing:
         self.values.space_given(message)
 
     def freed(self, peer: str, message: m.ObjectFreed) -> None:
-        """Segments that this process wrote are not wanted any more."""
+        """Segments that this process wrote are not wanted any more; that they are warm is told with what comes next."""
         for oid, file in zip(message.oids, message.files, strict=True):
             self.endpoint.send(peer, m.SegmentKept(oid, self.values.segments.free(oid.hex(), file), file), False)
+        if not self.kept_untold:
+            self.kept_untold = True
+            self.loop.call_later(LAZY_S, self._tell_kept)
+
+    def _tell_kept(self) -> None:
+        self.kept_untold = False
         self.endpoint.flush()
 
     def trim(self, peer: str, message: m.PoolTrimmed) -> None:
@@ -58,9 +73,20 @@ class Hearing:
 
     def nodes_changed(self, peer: str, message: m.NodesChanged) -> None:
         """Who is there."""
-        self.nodes_seen = message.nodes
+        self.nodes_seen = known_after(self.nodes_seen, message)
+        if message.whole:
+            self.nodes_known.set()
+        else:
+            self.nodes_known.clear()
         self.drive.step(message, peer)
         self.courses.lost(message.dead, "the head declared it dead")
+
+    def share_answered(self, peer: str, message: m.ShareAnswered) -> None:
+        """The program answers about what it keeps for all."""
+        self.sharing.answered(message)
+
+    def share_told(self, peer: str, message: Any) -> None:
+        """For programs only."""
 
     def course_told(self, peer: str, message: Any) -> None:
         """News of a course that code here has ordered."""
@@ -100,6 +126,8 @@ SHELL: dict[type, str] = {
     m.Goodbye: "goodbye",
     **dict.fromkeys((m.GroupFormed, m.JoinRefused, m.StepDone, m.StepFailed), "to_groups"),
     **dict.fromkeys((m.ObjectHere, m.ObjectMissing), "to_groups"),
+    m.ShareAnswered: "share_answered",
+    **dict.fromkeys((m.ShareAsked, m.ShareTaken, m.ShareGivenUp, m.ShareEnded), "share_told"),
     m.CourseDone: "course_told",
     m.CourseBroken: "course_told",
     m.Finals: "course_told",

@@ -29,9 +29,15 @@ BEGIN = """
 import gc, json, sys
 gc.disable()
 sys.path[:] = json.loads(sys.argv.pop())
-from flowengine.runtime.launcher import main
-sys.exit(main())
+from importlib import import_module
+sys.exit(import_module(sys.argv.pop()).main())
 """
+LAUNCHER = "flowengine.runtime.launcher"
+
+
+def command_of(module: str) -> list[str]:
+    """How a process is started that runs main() of a module of ours."""
+    return [sys.executable, "-P", "-c", BEGIN, module, json.dumps([path or os.getcwd() for path in sys.path])]
 
 
 class DriverSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +53,7 @@ class DriverSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_to_driver: bool = True
     host: str = "127.0.0.1"
     job: str = ""  # the name of a resumable job
+    relay: str = ""  # as Place.relay
 
 
 class Launched:
@@ -55,9 +62,8 @@ class Launched:
     def __init__(self, settings: LauncherSettings) -> None:
         self.on_ready: Callable[[LauncherReady], None] | None = None
         self.on_end: Callable[[int], None] | None = None
-        command = [sys.executable, "-P", "-c", BEGIN, json.dumps([path or os.getcwd() for path in sys.path])]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            command_of(LAUNCHER), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended already: first_ready() tells
@@ -90,11 +96,15 @@ class Launched:
         if self.on_end is not None:
             self.on_end(code)
 
-    def end(self) -> None:
-        """Ask it to end (its stdin reaches EOF), wait, kill what is left."""
+    def ask_to_end(self) -> None:
+        """Its stdin reaches EOF."""
         if self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
+
+    def end(self) -> None:
+        """Ask it to end, wait, kill what is left."""
+        self.ask_to_end()
         try:
             self.process.wait(timeout=END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -120,5 +130,6 @@ def launch(settings: DriverSettings, session: str = "", head: str = "", tls: Tls
             head=head,
             config=settings.config,
             log_to_driver=settings.log_to_driver,
+            relay=settings.relay,
         )
     )

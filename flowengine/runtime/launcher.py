@@ -33,7 +33,7 @@ import msgspec
 from flowengine.objects.spill import spill_folder
 from flowengine.runtime import child
 from flowengine.runtime.channel import Channel, channel_pair, close_all
-from flowengine.runtime.connection import Connection, port_of, session_path, write_connection
+from flowengine.runtime.connection import Connection, page_path, port_of, session_path, write_connection
 from flowengine.runtime.settings import (
     TO_LAUNCHER,
     EndAll,
@@ -50,6 +50,7 @@ from flowengine.runtime.settings import (
     WorkerReaped,
     WorkerSettings,
 )
+from flowengine.runtime.worker_logs import logs_folder
 
 log = logging.getLogger(__name__)
 
@@ -219,8 +220,8 @@ class Launcher:
         self._after(min(RESTART_DELAY_S * 2 ** max(0, failed - 1), RESTART_DELAY_S_MAX), start)
 
     def _remove(self, life: Life) -> None:
-        folder = spill_folder(self.settings.state_dir, self.settings.session, life.pid)
-        for left in filter(None, (life.store_folder, folder)):
+        whose = self.settings.state_dir, self.settings.session, life.pid
+        for left in filter(None, (life.store_folder, spill_folder(*whose), logs_folder(*whose))):
             shutil.rmtree(left, ignore_errors=True)
 
     # --- head -------------------------------------------------------------------------------------
@@ -270,7 +271,7 @@ class Launcher:
             node_id=node_id, host=settings.host, session=settings.session, secret=settings.secret, tls=settings.tls,
             total=settings.total, num_workers=settings.num_workers, store_limit_bytes=settings.store_limit_bytes,
             store_root=settings.store_root, state_dir=settings.state_dir, live_url=self._live_url(),
-            config=settings.config, head=self.head_address, log_to_driver=settings.log_to_driver)
+            config=settings.config, head=self.head_address, log_to_driver=settings.log_to_driver, relay=settings.relay)
         mine, its = channel_pair()
         pid = os.fork()
         if not pid:
@@ -404,6 +405,7 @@ class Launcher:
         if not self.settings.head:
             with contextlib.suppress(OSError):
                 session_path(self.settings.state_dir, self.settings.session).unlink()
+            page_path(self.settings.state_dir, self.settings.session).unlink(missing_ok=True)
             for left in Path(self.settings.state_dir).glob(f"head-{self.settings.session}.sqlite*"):
                 left.unlink(missing_ok=True)  # the session will not be taken up again
             self._modules["durable"].drop(self._live_url())

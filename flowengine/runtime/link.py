@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from flowengine.runtime import handshake
+from flowengine.runtime.gate import Gate, through
 from flowengine.runtime.handshake import BulkStream, Hello, LinkError, PeerGone, Refused, SecretRefused
+from flowengine.runtime.tls_stream import for_bulk
 from flowengine.runtime.wire import READ_BYTES, Link
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class EndpointConfig:
     host: str = "127.0.0.1"
     port: int = 0
     security: Security | None = None
+    relay: str = ""  # as Place.relay
     unacked_bytes_max: int = 64 * 1024 * 1024
     lost_after_s: float = 10.0
     ping_every_s: float = 2.0
@@ -106,11 +109,16 @@ class Endpoint:
         self.loop = asyncio.get_running_loop()
         self._healed = asyncio.Event()
         self._healed.set()
-        where = (self.config.host, self.config.port)
-        self._listener = await handshake.listen(where, self.config.security, self._welcome, self._tasks)
+        self._listener = await self._listen()
         self.address = f"{self._listener.contact_address}#{secrets.token_hex(4)}"
         self._ticked_at = self.loop.time()
         self._ticker = self.loop.call_later(self._tick_s, self._tick)
+
+    async def _listen(self) -> Any:
+        config = self.config
+        if config.relay:
+            return await Gate(config.relay, config.security, self._welcome, self._tasks).open()
+        return await handshake.listen((config.host, config.port), config.security, self._welcome, self._tasks)
 
     # --- any thread ---
 
@@ -183,7 +191,8 @@ class Endpoint:
         if self._closed or to in self._dead:
             raise PeerGone(f"{to} is gone: {self._dead.get(to, 'this endpoint is closed')}")
         first = self._hello(to, "stream", note=msgspec.msgpack.encode(hello))
-        stream, _ = await handshake.dial(first, self.config.secret, self.config.security, self._tasks)
+        dialled, _ = await self._dialled(first)
+        stream = for_bulk(dialled)
         stream.peer, stream.gate = to, self._gate
         return stream
 
@@ -287,8 +296,17 @@ class Endpoint:
 
     async def _dial_once(self, link: Link) -> None:
         hello = self._hello(link.peer, "link", link)
-        stream, peer_received = await handshake.dial(hello, self.config.secret, self.config.security, self._tasks)
+        stream, peer_received = await self._dialled(hello)
         self._attach(link, stream, dialled=True, peer_received=peer_received)
+
+    async def _dialled(self, hello: Hello) -> tuple[BulkStream, int]:
+        return await handshake.dial(hello, self.config.secret, self._reach)
+
+    async def _reach(self, location: str) -> BulkStream:
+        relay, security = self.config.relay, self.config.security
+        if relay:
+            return await through(relay, location, security, self._tasks)
+        return await handshake.connect(location, security, self._tasks)
 
     def _hello(self, to: str, kind: Literal["link", "stream"], link: Link | None = None, note: bytes = b"") -> Hello:
         received, oldest = (0, 1) if link is None else (link.received, link.sent - len(link.unacked) + 1)
@@ -306,6 +324,7 @@ class Endpoint:
                     raise ConnectionError("the link ended meanwhile")
                 self._attach(link, stream, dialled=False, peer_received=hello.received)
             else:
+                stream = for_bulk(stream)
                 stream.peer, stream.gate = hello.sender, self._gate
                 self._spawn(self._serve(hello, stream))
         except BaseException:
@@ -405,14 +424,14 @@ class Endpoint:
         return task
 
 
-def make_security(certificate: str, key: str) -> Security:
-    """TLS with the one certificate of the cluster, both PEM: every process shows it and trusts nothing else."""
+def make_security(certificate: str, key: str, authority: str = "") -> Security:
+    """TLS with the one certificate of the cluster, both PEM, which every process shows; or with an authority's."""
     from distributed import Security as DaskSecurity  # only clusters with TLS need it
 
     shown = {f"tls_{role}_{part}": pem for role in ("client", "scheduler", "worker")
-             for part, pem in (("cert", certificate), ("key", key))}
+             for part, pem in (("cert", certificate), ("key", key or None))}
     return DaskSecurity(  # type: ignore[no-untyped-call]
-        tls_ca_file=certificate, require_encryption=True, **shown
+        tls_ca_file=authority or certificate, require_encryption=True, **shown
     )
 
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -40,7 +40,7 @@ from flowengine.objects import segments as store_files
 from flowengine.objects import spill
 from flowengine.objects.transfer import Transfers
 from flowengine.recovery import durable
-from flowengine.runtime import process
+from flowengine.runtime import gpus, process
 from flowengine.runtime.channel import Channel
 from flowengine.runtime.drive import Drive
 from flowengine.runtime.node_collectives import Collectives
@@ -57,11 +57,15 @@ from flowengine.runtime.settings import (
     WorkerReaped,
     WorkerSettings,
 )
+from flowengine.runtime.worker_logs import LOGS
+
+if TYPE_CHECKING:
+    from flowengine.runtime.host_use import HostUse
 
 log = logging.getLogger(__name__)
 
 LOGS_TOPIC = "logs"  # asked by a driver before it ends: answered when all that was printed was forwarded
-SHELL_TOPICS = frozenset((LOGS_TOPIC, "running", "threads", process.END_TOPIC))
+SHELL_TOPICS = frozenset((LOGS_TOPIC, "running", "threads", "host", "printed", process.END_TOPIC))
 FORCE_LOOK_S = 0.02  # a task that is to be killed may be about to begin: its worker is looked at so often ...
 FORCE_LOOKS_MAX = 25  # ... and so many times
 HARMS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "thaw": signal.SIGCONT}
@@ -79,6 +83,7 @@ class NodeShell:
         self.workers: Workers | None = None
         self.drive: Drive | None = None
         self.machine: Node | None = None
+        self.host_use: HostUse | None = None
         self.folder = ""
         self.head_told: asyncio.Future[str]
         self.ended: asyncio.Event
@@ -91,7 +96,7 @@ class NodeShell:
         loop.add_reader(self.channel.end, self._launcher_speaks)
         self._open_store()
         place = process.Place(host=self.settings.host, port=self.settings.port, secret=self.settings.secret,
-                              tls=self.settings.tls, config=self.config)
+                              tls=self.settings.tls, config=self.config, relay=self.settings.relay)
         self.endpoint = process.new_endpoint(place, self._on_batch, self._on_lost, self._on_stream)
         await self.endpoint.start()
         self.transfers.me = self.endpoint.address
@@ -113,6 +118,7 @@ class NodeShell:
         settings, pid = self.settings, os.getpid()
         store_files.sweep(settings.store_root)
         spill.sweep(settings.state_dir)
+        spill.sweep(settings.state_dir, LOGS)
         threading.Thread(target=durable.sweep, args=(settings.live_url,), name="flowengine-sweep", daemon=True).start()
         self.folder = store_files.session_folder(settings.session, pid, settings.store_root)
         # What is pulled here is given back when it is freed; results of collectives have a pool, as writers have.
@@ -128,10 +134,11 @@ class NodeShell:
 
     def _start_machine(self, loop: asyncio.AbstractEventLoop) -> None:
         settings, me = self.settings, self.endpoint.address
+        names = gpus.names_here(dict(settings.total).get("GPU", 0))
         machine = self.machine = Node(NodeSettings(
             me=me, node_id=settings.node_id, host=settings.host, total=settings.total, num_workers=settings.num_workers,
             store_folder=self.folder, store_limit_bytes=settings.store_limit_bytes, session=settings.session,
-            head=self.head), self.config)
+            head=self.head, gpus=names), self.config)
         machine.desk.journal.wall_offset_s = process.wall_offset_s()
         drive = self.drive = Drive(machine)
         drive.attach(self.endpoint, loop, me)
@@ -139,7 +146,7 @@ class NodeShell:
             worker_id="", node=me, node_id=settings.node_id, host=settings.host, session=settings.session,
             secret=settings.secret, tls=settings.tls, store_folder=self.folder, state_dir=settings.state_dir,
             live_url=settings.live_url, running_path="", config=self.config, log_to_driver=settings.log_to_driver,
-            head=self.head)
+            head=self.head, has_gpus=bool(names))
         workers = self.workers = Workers(template, self._say, drive.step, self._forward)
         self.objects.step = drive.step
         self.collectives.me, self.collectives.step = me, drive.step
@@ -247,6 +254,10 @@ class NodeShell:
             content = self._running(self.workers)
         elif question.topic == "threads":
             content = process.stacks()
+        elif question.topic == "printed":
+            content = self.workers.logs.asked(question.argument)
+        elif question.topic == "host":
+            content = self._host(self.workers)
         self._tell(peer, Answered(question.request, question.topic, content))
         if question.topic == process.END_TOPIC:
             self._say(EndAll())
@@ -261,6 +272,17 @@ class NodeShell:
             busy = place is not None and place.lease  # else the note tells what it ran last
             found[worker_id] = (pid, task, attempt, name) if busy else (pid, "", 0, "")
         return found
+
+    def _host(self, workers: Workers) -> dict[str, Any]:
+        """What the processes of this node use and run, and this host's clock."""
+        if self.host_use is None:
+            from flowengine.runtime.host_use import HostUse  # here, since only few are ever asked
+
+            self.host_use = HostUse()
+        running = self._running(workers)
+        pids = (os.getpid(), *self.drivers.values(), *(pid for pid, *_ in running.values()))
+        return {**self.host_use.look(pids), "running": running, "pid": os.getpid(),
+                "clock_us": round(time.monotonic() * 1e6)}
 
     def _harm(self, peer: str, order: ChaosOrdered) -> bool:
         """Do harm on purpose: to a worker, to this node ("node" or its id), to the head, to all links of this node."""

@@ -60,6 +60,7 @@ CREATE_THREADS = 2
 WARM_S = 5.0  # so long after a step the memory of results is kept for the next
 
 Step = Callable[[Message, str], None]
+Failure = tuple[str, str]  # kind and reason, if any
 
 
 @dataclass(slots=True, eq=False)
@@ -182,8 +183,7 @@ class Collectives:
         run = asyncio.get_running_loop().run_in_executor
         self._prepared(opened, made, await run(self._openers, self._open, order, opened, made))
 
-    def _open(self, order: PrepareCourse, opened: Opened, made: Opened) -> tuple[str, str]:
-        """Kind and reason when it fails."""
+    def _open(self, order: PrepareCourse, opened: Opened, made: Opened) -> Failure:
         try:
             self._open_all(order, opened, made)
         except GiftMissing as error:
@@ -195,7 +195,7 @@ class Collectives:
             return "gift", f"{type(error).__name__}: {error}"
         return "", ""
 
-    def _prepared(self, opened: Opened, made: Opened, failure: tuple[str, str]) -> None:
+    def _prepared(self, opened: Opened, made: Opened, failure: Failure) -> None:
         course, (kind, reason) = made.course, failure
         if kind or self.opened.get(course.op) is not opened:
             _abort(made)
@@ -220,8 +220,12 @@ class Collectives:
             made.objects[oid] = memoryview(blob)
         self._check(course, made)
         sizes = {post.result: post.result_bytes for post in course.posts}
+        is_alone = all(post.node == self.me for post in course.posts)
+        for oid in order.kept if not is_alone else ():
+            if oid in opened.segments:
+                opened.segments[oid].allocate()  # pieces of others come straight into its view
         for oid, object_bytes in order.made:
-            segment = self._warm.create(oid.hex(), object_bytes)
+            segment = self._warm.create(oid.hex(), object_bytes, is_alone and object_bytes >= WRITTEN_BYTES_MIN)
             made.segments[oid] = segment
             array = course.array
             kind = (array.dtype, array.shape) if array is not None else ("|u1", (sizes[oid],))
@@ -306,7 +310,6 @@ class Collectives:
         """Fold here and now what is small, else by all threads."""
         opened, nbytes = self.opened[order.op], order.nbytes
         sources = [self._view(opened, place, nbytes) for place in order.sources]
-        target = self._view(opened, order.target, nbytes)
         kind = (order.fold, order.dtype, order.divide)
         if self._is_written(opened, order):
             segment, begin = opened.segments[order.target.oid], opened.begins[order.target.oid] + order.target.offset
@@ -315,6 +318,7 @@ class Collectives:
                                              [source[part] for source in sources])
                                      for part in folds.slices(nbytes, self._count)])
             return
+        target = self._view(opened, order.target, nbytes)
         if nbytes * len(sources) <= INLINE_BYTES_MAX:
             failure = _folded(kind, target, sources)
             self._tell_folded(order, failure)
@@ -322,24 +326,28 @@ class Collectives:
         self._begin_fold(order, [partial(_folded, kind, target[part], [source[part] for source in sources])
                                  for part in folds.slices(nbytes, self._count)])
 
-    def _begin_fold(self, order: FoldPiece, parts: Sequence[Callable[[], str]]) -> None:
+    def _begin_fold(self, order: FoldPiece, parts: Sequence[Callable[[], Failure]]) -> None:
         task = asyncio.get_running_loop().create_task(self._fold(order, parts))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _fold(self, order: FoldPiece, parts: Sequence[Callable[[], str]]) -> None:
+    async def _fold(self, order: FoldPiece, parts: Sequence[Callable[[], Failure]]) -> None:
         run = asyncio.get_running_loop().run_in_executor
         failures = await asyncio.gather(*(run(self._folders, part) for part in parts))
-        self._tell_folded(order, next((failure for failure in failures if failure), ""))
+        self._tell_folded(order, max(failures))
 
     @staticmethod
     def _is_written(opened: Opened, order: FoldPiece) -> bool:
         """Whether a large part of a new result is made here at once."""
         segment = opened.segments.get(order.target.oid) if not order.target.scratch else None
-        return segment is not None and segment.is_new and order.nbytes >= WRITTEN_BYTES_MIN
+        if segment is None:
+            return False
+        return segment.is_hollow or (segment.is_new and order.nbytes >= WRITTEN_BYTES_MIN)
 
-    def _tell_folded(self, order: FoldPiece, failure: str) -> None:
-        self.step(PieceFolded(order.op, order.epoch, order.line, order.piece, order.stage, order.post, failure), "")
+    def _tell_folded(self, order: FoldPiece, failure: Failure) -> None:
+        kind, reason = failure
+        self.step(PieceFolded(order.op, order.epoch, order.line, order.piece, order.stage, order.post, reason, kind),
+                  "")
 
     def drop_scratch(self, order: DropScratch) -> None:
         """Use it again."""
@@ -464,22 +472,24 @@ class Collectives:
         return bool(old)
 
 
-def _folded(kind: tuple[str, str, int], target: memoryview, sources: Sequence[memoryview]) -> str:
-    """Fold; the reason why it could not be done."""
+def _folded(kind: tuple[str, str, int], target: memoryview, sources: Sequence[memoryview]) -> Failure:
+    """Fold; why it could not be done."""
     try:
         folds.fold(kind, target, sources)
     except (ValueError, TypeError) as error:
-        return str(error)
-    return ""
+        return "gift", str(error)
+    return "", ""
 
 
-def _written(kind: tuple[str, str, int], segment: Segment, begin: int, sources: Sequence[memoryview]) -> str:
-    """Fold into a segment from `begin` on; the reason why it could not be done."""
+def _written(kind: tuple[str, str, int], segment: Segment, begin: int, sources: Sequence[memoryview]) -> Failure:
+    """Fold into a segment from `begin` on; why it could not be done."""
     try:
         folds.fold_away(kind, lambda at, chunk: segment.write(begin + at, chunk), sources)
-    except (ValueError, TypeError, OSError) as error:
-        return str(error)
-    return ""
+    except (ValueError, TypeError) as error:
+        return "gift", str(error)
+    except (StoreFull, OSError) as error:
+        return "store", str(error)
+    return "", ""
 
 
 def _abort(opened: Opened) -> None:

@@ -18,6 +18,7 @@ from flowengine.core.commands import CheckWorker, StartWorker, StopWorker, Worke
 from flowengine.core.ids import TASK_ID_BYTES
 from flowengine.core.messages import Death, LogLines, Message, WorkerStuck
 from flowengine.runtime.settings import ForkWorker, SignalWorker, WorkerForked, WorkerReaped, WorkerSettings
+from flowengine.runtime.worker_logs import WorkerLogs, logs_folder
 
 if TYPE_CHECKING:
     from flowengine.config import Config
@@ -118,6 +119,8 @@ class Workers:
         self._config: Config = template.config
         self._loop = asyncio.get_running_loop()
         self._processes: dict[str, Process] = {}
+        folder = logs_folder(template.state_dir, template.session, os.getpid())
+        self.logs = WorkerLogs(folder, template.config.log_file_bytes_max)
 
     # --- commands of the machine ------------------------------------------------------------------
 
@@ -190,6 +193,7 @@ class Workers:
         for lines in list(process.open):
             self._drain(process, lines)
             self._close(process, lines)
+        self.logs.ended(word.worker_id)
         task, attempt, name = process.running()
         overdue = process.overdue()
         with contextlib.suppress(OSError):
@@ -221,6 +225,7 @@ class Workers:
         for process in self._processes.values():
             for lines in list(process.open):
                 self._close(process, lines)
+        self.logs.close()
 
     def _readable(self, process: Process, lines: Lines) -> None:
         try:
@@ -253,7 +258,9 @@ class Workers:
         if not text:
             return
         process.kept.extend(text)
-        name = process.running()[2] or "worker"
+        task, _, noted = process.running()
+        name = noted or "worker"
+        self.logs.keep(process.worker_id, process.pid, task.hex(), (lines.stream, text))
         where = "" if self.template.host == LOOPBACK else f" on {self.template.host}"
         source = f"{name} pid={process.pid}{where}"
         self._forward(process.worker_id, LogLines(source, lines.stream, tuple(text)))

@@ -19,7 +19,7 @@ from flowengine.runtime.link import Endpoint, EndpointConfig, make_security
 if TYPE_CHECKING:
     from flowengine.config import Config
     from flowengine.runtime.link import BulkStream
-    from flowengine.runtime.settings import Tls
+    from flowengine.runtime.settings import Tls, WorkerSettings
 
 END_TOPIC = "end"  # asked of a node or a head: end, and all that you have started
 
@@ -36,6 +36,12 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     tls: Tls | None
     config: Config
     port: int = 0
+    relay: str = ""  # scheme://host:port of a Dask scheduler that passes all on, where nothing else is reached
+
+
+def place_of(settings: WorkerSettings) -> Place:
+    """Where a worker listens."""
+    return Place(host=settings.host, secret=settings.secret, tls=settings.tls, config=settings.config)
 
 
 def new_endpoint(place: Place, on_batch: OnBatch, on_lost: OnLost, on_stream: OnStream | None = None) -> Endpoint:
@@ -50,7 +56,8 @@ def new_endpoint(place: Place, on_batch: OnBatch, on_lost: OnLost, on_stream: On
         on_stream=on_stream,
         host=place.host,
         port=place.port,
-        security=make_security(place.tls.certificate, place.tls.key) if place.tls is not None else None,
+        security=make_security(place.tls.certificate, place.tls.key, place.tls.authority) if place.tls else None,
+        relay=place.relay,
         unacked_bytes_max=config.link_unacked_bytes_max,
         lost_after_s=config.link_lost_after_s,
         ping_every_s=max(config.heartbeat_s, config.suspect_after_s / 5),

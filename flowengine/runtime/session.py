@@ -21,12 +21,12 @@ from typing import Any
 
 import msgspec
 
-from flowengine.config import Config
 from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
 from flowengine.core.ids import object_id
 from flowengine.core.owner import Owner
+from flowengine.core.owner_seen import Sight
 from flowengine.errors import Deadlock, EngineBug, FlowError, GetTimeout, StaleSession, unpack_error
 from flowengine.objects import codec
 from flowengine.objects.segments import Segments
@@ -36,26 +36,30 @@ from flowengine.runtime.callbacks import Callbacks
 from flowengine.runtime.context import Context, Courses, Questions, wait_name
 from flowengine.runtime.drive import Drive
 from flowengine.runtime.hearing import SHELL, Hearing
+from flowengine.runtime.long_waits import LongWaits
 from flowengine.runtime.membership import Membership
-from flowengine.runtime.settings import Tls
+from flowengine.runtime.sharing import Sharing
 from flowengine.runtime.values import Unbroken, Values, drop_durable, drop_state, warn
 
 log = logging.getLogger(__name__)
 
 LONG_WAIT_S = 1.0  # then a worker looks whether the wait can end
 TICK_S = 0.1  # between looks at what was dropped
+NODES_S = 2.0  # within which a node tells who is there
+WITHDRAW_S = 1.0  # a worker that does not say by then whether a task has begun may have begun it
 
 
 class Session(Hearing):
     """The engine as one process sees it."""
 
     role = "driver"
+    places = True  # what code here calls is placed on nodes: policies are asked
     actor_kind: type | None = None  # the class of the actor that lives here
     blocks_soon_s = 0.0  # a wait that is over before that is not worth telling anybody
 
-    def __init__(self, config: Config, secret: bytes, tls: Tls | None, host: str) -> None:
-        self.config = config
-        self.host = host
+    def __init__(self, place: process.Place) -> None:
+        self.config = place.config
+        self.host = place.host
         self.dropped: deque[bytes] = deque()
         self.streams_dropped: deque[bytes] = deque()
         self.waits: dict[int, Callable[[], None]] = {}
@@ -65,6 +69,8 @@ class Session(Hearing):
         self.session_name = ""
         self.head = ""
         self.nodes_seen: tuple[m.NodeEntry, ...] = ()
+        self.nodes_known = threading.Event()  # those that were seen are all
+        self.nodes_known.set()
         self.context = Context(os.urandom(16))
         self.masked = 0  # the main thread is inside of the engine: signals wait
         self.pending_signal: BaseException | None = None
@@ -74,15 +80,17 @@ class Session(Hearing):
         self.bug: EngineBug | None = None
         self.loop = process.new_loop()
         self.joined = concurrent.futures.Future[m.Welcome]()
-        place = process.Place(host=host, secret=secret, tls=tls, config=config)
         self.endpoint = process.new_endpoint(place, self.on_batch, self.on_lost)
         self.questions = Questions(self.endpoint)
+        self.sight = Sight()
         self.owner: Owner
         self.drive: Drive
         self.membership: Membership
         self.values: Values
         self.log_sink: Callable[[m.LogLines], None] | None = None
         self.courses = Courses()
+        self.sharing = Sharing(self)
+        self.long_waits = LongWaits(self)
         self.callbacks = Callbacks()
         self.thread = threading.Thread(target=self._run_loop, name="flowengine-loop", daemon=True)
 
@@ -222,6 +230,7 @@ class Session(Hearing):
         self.questions.lost(peer, reason)
         self.courses.lost((peer,), reason)
         self.membership.lost(peer, reason)
+        self.sharing.lost(peer)
 
     # --- waiting ----------------------------------------------------------------------------------
 
@@ -247,11 +256,11 @@ class Session(Hearing):
                 return True
             try:
                 self.going_to_block(context)
-                left_s = LONG_WAIT_S if deadline is None else max(0.0, deadline - time.monotonic())
-                came = bool(lock.acquire(timeout=left_s))
+                first_s = LONG_WAIT_S if deadline is None else min(LONG_WAIT_S, max(0.0, deadline - time.monotonic()))
+                came = bool(lock.acquire(timeout=first_s))
                 if not came and deadline is None:
                     self.waits_long(number, context)
-                    came = bool(lock.acquire())
+                came = came or self.long_waits.wait(lock, number, deadline, first_s)
                 self.check_open()
                 return came
             finally:
@@ -426,6 +435,20 @@ class Session(Hearing):
         more = f"; and {len(pending) - 5} more" if len(pending) > 5 else ""
         raise GetTimeout(f"{len(pending)} of {len(oids)} values are not there after {timeout:g} s: {shown}{more}")
 
+    def when_ready(self, oid: bytes, wake: Callable[[], None]) -> None:
+        """Have `wake` called once the object has a value, or the session has ended; under the lock of the engine."""
+        number = next(self.waiter_ids)
+        self.waits[number] = wake
+        self.step(s.ReadyAsked(number, (oid,), 1))
+
+    def withdraw(self, oid: bytes) -> bool:
+        """Cancel the task of an object if it has not begun; True when it is cancelled."""
+        number, lock = self.new_wait()
+        self.step(s.WithdrawAsked(oid, number))
+        self.block(number, lock, time.monotonic() + WITHDRAW_S)
+        value = self.owner.value_of(oid)
+        return type(value) is m.Failed and value.kind == "cancelled"
+
     def future_of(self, ref: ObjectRef) -> concurrent.futures.Future[Any]:
         """A standard future of the ref's value."""
         self.check_open()
@@ -451,9 +474,7 @@ class Session(Hearing):
         blocked = self.owner.value_of(ref.oid) is None
         if blocked:
             self.going_to_block(context)  # an event loop may wait for this future
-        number = next(self.waiter_ids)
-        self.waits[number] = soon
-        self.step(s.ReadyAsked(number, (ref.oid,), 1))
+        self.when_ready(ref.oid, soon)
         return future
 
     def next_item(self, task: bytes, index: int) -> ObjectRef | None:
@@ -482,6 +503,13 @@ class Session(Hearing):
         if self.dropped:
             self._drop()
         return self.questions.ask(m.Asked(self.questions.next(), topic, argument, scope), to, timeout_s)
+
+    def all_nodes(self) -> tuple[m.NodeEntry, ...]:
+        """The nodes that live; in a large cluster a worker knows few, and asks its node: it waits a while for that."""
+        if not self.nodes_known.is_set() and threading.current_thread() is not self.thread:
+            self.endpoint.send(self.node, m.NodesWanted())
+            self.nodes_known.wait(NODES_S)
+        return self.nodes_seen
 
     def ask_head(self, topic: str, argument: Any) -> Any:
         """Ask the head; asked again while it is being started anew."""

@@ -18,10 +18,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tls(Settings, frozen=True, kw_only=True):
-    """The certificate of the cluster and its key, both PEM; each process shows it and trusts it alone."""
+    """What a process shows, and whom it trusts, all PEM; no key: it is in one text with the certificate."""
 
     certificate: str
     key: str
+    authority: str = ""  # who signed the others; "": all processes of the cluster show this certificate
 
 
 class WorkerSettings(Settings, frozen=True, kw_only=True):
@@ -41,6 +42,7 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     config: Config
     log_to_driver: bool = True
     head: str = ""
+    has_gpus: bool = False  # the node has: a task sees those that it was given, and others none
 
 
 class NodeProcessSettings(Settings, frozen=True, kw_only=True):
@@ -61,6 +63,7 @@ class NodeProcessSettings(Settings, frozen=True, kw_only=True):
     head: str = ""  # "": the launcher tells it when the head listens
     port: int = 0
     log_to_driver: bool = True
+    relay: str = ""  # what Place.relay says
 
 
 class HeadProcessSettings(Settings, frozen=True, kw_only=True):
@@ -94,6 +97,7 @@ class LauncherSettings(Settings, frozen=True, kw_only=True):
     worker_module: str = WORKER_MODULE
     watch_parent: bool = True  # end when stdin ends or the parent process does
     log_to_driver: bool = True
+    relay: str = ""  # what Place.relay says
 
 
 class LauncherReady(Settings, frozen=True, kw_only=True):

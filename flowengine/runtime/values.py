@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TRIES_MAX = 1_000  # to open what is said to be here: it may be spilled again and again just before
+HOLLOW_BYTES_MIN = 2 << 20  # of what a group is given and has no warm memory: less is not worth another way
 SUCCESSOR_LOOK_S = 0.02  # a restarted node listens after some tenths of a second
 STORE_ERRORS: dict[str, type[FlowError]] = {"StoreFull": StoreFull, "OutOfDisk": OutOfDisk}
 
@@ -186,11 +187,14 @@ class Values:
             self.ask_space(nbytes)
         try:
             try:
-                segment = segment or self.segments.create(oid.hex(), nbytes)
+                segment = segment or self.segments.create(oid.hex(), nbytes, is_gift and nbytes >= HOLLOW_BYTES_MIN)
             except FileNotFoundError as error:
                 raise NodeGone(str(error)) from error  # the folder went with its node
             try:
-                codec.write_object(segment.view, packed, oid.hex().encode())
+                if segment.is_hollow:
+                    codec.pour_object(segment.write, packed, oid.hex().encode())
+                else:
+                    codec.write_object(segment.view, packed, oid.hex().encode())
             except BaseException:
                 segment.abort()
                 raise

@@ -44,31 +44,13 @@ async def reach(endpoint: Endpoint, head: str, timeout_s: float) -> None:
         await asyncio.sleep(RETRY_S)
 
 
-class Visitor:
-    """Asks processes of a cluster, many at a time: `async with Visitor(connection) as visitor`."""
+class Asker:
+    """Questions of this process to others, many at a time; the answers come on the loop of its endpoint."""
 
-    def __init__(self, connection: Connection, config: Config | None = None) -> None:
-        self.connection = connection
-        self.config = config or make_config(from_environment(os.environ))
-        self.lost: dict[str, str] = {}  # who is gone, and why
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
         self._questions: dict[int, tuple[str, asyncio.Future[Any]]] = {}
         self._numbers = itertools.count(1)
-        place = process.Place(host=own_host(connection.address), secret=connection.secret_bytes, tls=connection.tls,
-                              config=self.config)
-        self.endpoint = process.new_endpoint(place, self._on_batch, self._on_lost)
-
-    async def __aenter__(self) -> Visitor:
-        await self.endpoint.start()
-        try:
-            await reach(self.endpoint, self.connection.address, self.config.connect_timeout_s)
-        except BaseException:
-            await self.endpoint.close()
-            raise
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                        trace: TracebackType | None) -> None:
-        await self.endpoint.close()
 
     async def ask(self, to: str, topic: str, argument: Any = None) -> Any:
         """What the process itself (and, of a node, its processes) answers; raises FlowError when it does not."""
@@ -84,10 +66,6 @@ class Visitor:
         finally:
             del self._questions[number]
 
-    async def ask_head(self, topic: str, argument: Any = None) -> Any:
-        """The same of the head."""
-        return await self.ask(self.connection.address, topic, argument)
-
     async def ask_all(self, nodes: list[dict[str, Any]], topic: str, argument: Any = None) -> list[Any]:
         """Answers in the order of the nodes; None stands for one that did not answer."""
         asked = [self.ask(entry["address"], topic, argument) for entry in nodes]
@@ -97,18 +75,52 @@ class Visitor:
                 raise answer
         return [None if isinstance(answer, FlowError) else answer for answer in found]
 
-    def _on_batch(self, peer: str, messages: list[Any]) -> None:
+    def heard(self, peer: str, messages: list[Any]) -> None:
+        """What a process has said: answers are taken from it."""
         for message in messages:
             if isinstance(message, Answered) and message.request in self._questions:
                 asked, future = self._questions[message.request]
                 if asked == peer and not future.done():
                     future.set_result(message.content)
 
-    def _on_lost(self, peer: str, reason: str) -> None:
-        self.lost[peer] = reason
+    def missed(self, peer: str, reason: str) -> None:
+        """Who is gone does not answer."""
         for asked, future in self._questions.values():
             if asked == peer and not future.done():
                 future.set_exception(FlowError(f"{peer} is gone: {reason}"))
+
+
+class Visitor(Asker):
+    """Asks processes of a cluster: `async with Visitor(connection) as visitor`."""
+
+    def __init__(self, connection: Connection, config: Config | None = None) -> None:
+        self.connection = connection
+        self.config = config or make_config(from_environment(os.environ))
+        self.lost: dict[str, str] = {}  # who is gone, and why
+        place = process.Place(host=own_host(connection.address), secret=connection.secret_bytes, tls=connection.tls,
+                              config=self.config)
+        super().__init__(process.new_endpoint(place, self.heard, self._on_lost))
+
+    async def __aenter__(self) -> Visitor:
+        await self.endpoint.start()
+        try:
+            await reach(self.endpoint, self.connection.address, self.config.connect_timeout_s)
+        except BaseException:
+            await self.endpoint.close()
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                        trace: TracebackType | None) -> None:
+        await self.endpoint.close()
+
+    async def ask_head(self, topic: str, argument: Any = None) -> Any:
+        """The same of the head."""
+        return await self.ask(self.connection.address, topic, argument)
+
+    def _on_lost(self, peer: str, reason: str) -> None:
+        self.lost[peer] = reason
+        self.missed(peer, reason)
 
 
 async def check_secret(connection: Connection, timeout_s: float) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from flowengine.core.messages import NodeEntry, Record, Shape
+from flowengine.core.messages import NodeEntry, Shape
 
-from .resources import SCALE, Units, shape_of, shown_amount, units_of
+from .resources import AT, SCALE, SEP, Units, plain, shown_amount, units_of
 
 ANYWHERE = "*"
 RUN_S_GUESS = 0.01  # of a task, until it was measured
@@ -14,17 +14,9 @@ BYTES_PER_S_GUESS = 1e9
 RANK_S = 0.05  # what one step down in an order of preference is worth
 
 
-class Costs(Record, frozen=True):
-    """What a placement is judged by; all that is measured has a guess to begin with."""
-
-    run_s: float = RUN_S_GUESS
-    bytes_to_move: int = 0
-    bytes_per_s: float = BYTES_PER_S_GUESS
-
-
-def cost_s(queued: int, slots: int, rank: int, costs: Costs) -> float:
+def cost_s(queued: int, slots: int, rank: int, run_s: float = RUN_S_GUESS, bytes_to_move: int = 0) -> float:
     """Seconds until a task begins on a node: its turn in the queue, its bytes on the way, its place in preference."""
-    return queued * costs.run_s / max(1, slots) + costs.bytes_to_move / costs.bytes_per_s + rank * RANK_S
+    return queued * run_s / max(1, slots) + bytes_to_move / BYTES_PER_S_GUESS + rank * RANK_S
 
 
 def allows(placement: tuple[str, ...], node_id: str) -> bool:
@@ -53,17 +45,14 @@ def times(have: Shape, need: Units, limit: int) -> int:
     return max(0, limit)
 
 
-def minus(have: Shape, need: Units, count: int) -> Shape:
-    """What is left of the amounts of a node when it serves so many of them; never below 0."""
-    amounts = dict(units_of(have))
-    for name, each in need:
-        amounts[name] = max(0, amounts.get(name, 0) - each * count)
-    return shape_of(tuple((name, amounts.get(name, 0)) for name, _ in have))
-
-
-def could_run(node: NodeEntry, shape: Shape, placement: tuple[str, ...]) -> bool:
-    """Whether the node could serve the demand now."""
-    return allows(placement, node.node_id) and covers(node.available, units_of(shape))
+def preferred(nodes: Mapping[str, NodeEntry], better: Iterable[str], need: Units) -> NodeEntry | None:
+    """The first of these nodes that is there and has what is needed, as far as that is known of others' nodes."""
+    known = tuple(pair for pair in need if SEP not in pair[0] and AT not in pair[0])
+    for node_id in better:
+        entry = nodes.get(node_id)
+        if entry is not None and covers(entry.total, known):
+            return entry
+    return None
 
 
 def candidates(nodes: Iterable[NodeEntry], shape: Shape, placement: tuple[str, ...]) -> list[NodeEntry]:
@@ -72,30 +61,6 @@ def candidates(nodes: Iterable[NodeEntry], shape: Shape, placement: tuple[str, .
     able = [node for node in nodes if allows(placement, node.node_id) and covers(node.total, need)]
     able.sort(key=lambda node: (rank_of(placement, node.node_id), node.node_id))
     return able
-
-
-def choose(
-    nodes: Iterable[NodeEntry],
-    shape: Shape,
-    placement: tuple[str, ...],
-    run_s: float = RUN_S_GUESS,
-    held: Mapping[str, int] | None = None,
-) -> NodeEntry | None:
-    """The node with the amounts free now where the task begins soonest, or None; held: bytes of its inputs by node."""
-    need = units_of(shape)
-    free = [node for node in candidates(nodes, shape, placement) if covers(node.available, need)]
-    if not free:
-        return None
-    held = held or {}
-    largest = max(held.values(), default=0)
-
-    def price(node: NodeEntry) -> tuple[float, int, str]:
-        slots = times(node.total, need, 1 << 20)
-        spare = times(node.available, need, 1 << 20)
-        costs = Costs(run_s, largest - held.get(node.address, 0))
-        return (cost_s(node.queued, slots, rank_of(placement, node.node_id), costs), -spare, node.node_id)
-
-    return min(free, key=price)
 
 
 def why_not(nodes: Sequence[NodeEntry], shape: Shape, placement: tuple[str, ...]) -> str:
@@ -110,6 +75,6 @@ def why_not(nodes: Sequence[NodeEntry], shape: Shape, placement: tuple[str, ...]
     for name, count in units_of(shape):
         largest = max(dict(units_of(node.total)).get(name, 0) for node in allowed)
         if largest < count:
-            return f"{who} has {name}: {shown_amount(count)} (largest: {shown_amount(largest)})"
-    wanted = " and ".join(f"{name}: {shown_amount(round(amount * SCALE))}" for name, amount in shape)
+            return f"{who} has {plain(name)}: {shown_amount(count)} (largest: {shown_amount(largest)})"
+    wanted = " and ".join(f"{plain(name)}: {shown_amount(round(amount * SCALE))}" for name, amount in shape)
     return f"{who} has {wanted} together"

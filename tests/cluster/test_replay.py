@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import flowengine as flow
+from flowengine.scheduling import Policy
 from tests.cluster.kit import two_workers, until
 
 pytestmark = pytest.mark.cluster
@@ -82,6 +83,23 @@ def test_inputs_that_are_gone_are_made_again_here():
     ref = square.remote(square.remote(square.remote(2)))
     assert flow.get(ref) == 256
     assert again(ref) == 256
+
+
+@flow.remote(num_cpus=0)
+def placing(given: tuple[flow.ObjectRef]) -> list[object]:
+    beside = flow.scheduling.affinity(given[0])
+    policies = [beside, flow.scheduling.spread(), flow.scheduling.anti_affinity("replayed"), beside & Policy()]
+    shares = [flow.scheduling.fair_share("a"), flow.scheduling.pack() | flow.scheduling.node("none")]
+    return flow.get([square.options(placement=policy).remote(3) for policy in (*policies, *shares)])
+
+
+def test_policies_do_not_disturb_a_replay():
+    first = square.remote(2)
+    ref = placing.remote((first,))
+    assert flow.get(ref) == [9] * 6
+    assert again(ref) == [9] * 6
+    beside = square.options(placement=flow.scheduling.affinity(first)).remote(4)
+    assert flow.get(beside) == again(beside) == 16
 
 
 def test_large_inputs_and_results_come_from_the_store():

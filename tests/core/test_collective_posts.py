@@ -75,8 +75,8 @@ class Stage:
     def final(self, piece, line=0, source=0, target=1, scratch=0):
         self.hear(o.PieceCame(o.Frame(OP, 1, line, piece, o.FINAL, source, target, PIECE), scratch))
 
-    def fold(self, order, failure=""):
-        self.hear(o.PieceFolded(order.op, order.epoch, order.line, order.piece, order.stage, order.post, failure))
+    def fold(self, order, failure="", kind=""):
+        self.hear(o.PieceFolded(order.op, order.epoch, order.line, order.piece, order.stage, order.post, failure, kind))
 
     def sent(self, order):
         self.hear(o.PieceSent(order.to, order.frame, order.source))
@@ -298,6 +298,16 @@ def test_what_the_shell_cannot_open_breaks_the_course_and_gives_its_room_back():
     stage.hear(o.CoursePrepared(OP, 1, "gift", "it is no array"))
     assert stage.told(co.CourseBroken)[0][1].reason == "it is no array"
     assert stage.node.store.granted == {}
+
+
+@pytest.mark.parametrize("kind", ["gift", "store"])
+def test_a_fold_that_fails_breaks_the_course_as_it_says(kind):
+    stage = Stage()
+    stage.give()
+    stage.begin(alone())
+    stage.fold(stage.take(o.FoldPiece)[0], "why", kind)
+    ((_, told),) = stage.told(co.CourseBroken)
+    assert (told.kind, told.reason) == (kind, "why")
 
 
 @pytest.mark.parametrize("epoch", [0, 1])

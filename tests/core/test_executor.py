@@ -64,3 +64,11 @@ def test_a_stream_that_has_not_begun_hears_how_far_its_reader_is():
     assert push.stream_taken == 70
     scene.step(m.StreamConsumed(B, 2, 71), OWNER)
     assert scene.commands == [c.StreamGo(B, 71)]
+
+
+def test_an_owner_that_was_only_cut_off_is_answered_again():
+    scene = Scene()
+    scene.step(m.PeerLost(OWNER, "not reached"), OWNER)
+    scene.step(m.PutFunction(b"f", b"blob"), OWNER)
+    scene.push(A)
+    assert [type(message) for message in scene.step(ended(A))] == [m.TaskDone]

@@ -134,7 +134,7 @@ def test_slots_are_promised_once():
     (found,) = sent(kit.says(m.SlotsSought("e", CPU, (), 1), "c#1"), m.SlotsFound)
     assert (found.node, found.reason) == ("", "all 3 nodes that could run it are busy")
     assert sent(kit.reports("b", CPU), m.SlotsFound, "c#1")[0].node == "b#1"
-    assert kit.head.seekers == {}
+    assert kit.head.slots.seekers == {}
 
 
 def test_seeker_is_answered_when_a_node_joins():
@@ -151,7 +151,7 @@ def test_withdrawn_seekers_are_forgotten():
     kit.joins("a")
     kit.says(m.SlotsSought("d", CPU, (), 1), "a#1")
     kit.says(m.SlotsSought("d", CPU, (), 0), "a#1")
-    assert kit.head.seekers == {}
+    assert kit.head.slots.seekers == {}
 
 
 def test_messages_are_counted():

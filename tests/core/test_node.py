@@ -8,6 +8,7 @@ from flowengine.core import messages as m
 from flowengine.core.invariants import check
 from flowengine.core.node import Node, NodeSettings
 from flowengine.core.node_desk import Tick
+from flowengine.scheduling.resources import SEP
 
 ME, HEAD, OTHER = "tcp://n1#a", "tcp://head#a", "tcp://n2#a"
 CPU = (("CPU", 1.0),)
@@ -226,9 +227,102 @@ def test_placement_elsewhere_is_redirected_and_a_dead_one_waits_with_a_reason():
     kit.cluster()
     assert sent(kit.demand("d", 1, placement=("n2",)), m.LeaseRedirected)[0].node == OTHER
     assert sent(kit.demand("d", 1, placement=("n2", "*")), m.LeaseRedirected)[0].node == OTHER
-    (delayed,) = sent(kit.demand("d", 1, placement=("gone",)), m.LeaseDelayed)
-    assert "gone" in delayed.reason
+    (sought,) = sent(kit.demand("d", 1, placement=("gone",)), m.SlotsSought, HEAD)
+    assert sought.placement == ("gone",)
+    reason = "node gone is not there"
+    found = m.SlotsFound("d", CPU, ("gone",), "", reason)
+    assert sent(kit.says(found, HEAD), m.LeaseDelayed, "d")[0].reason == reason
+    kit.says(m.PeerLost(HEAD, "gone"))
+    (delayed,) = sent(kit.demand("d", 1, placement=("other",)), m.LeaseDelayed)  # as far as is known without the head
+    assert delayed.reason == "node other is not there"
     assert len(sent(kit.beats(1.0), m.LeaseGranted)) == 1  # the soft one, when the other node does not answer
+
+
+LOCK = f"lock{SEP}d"  # the job is that of driver d
+LOCKED = ((LOCK, 1.0),)
+
+
+def amounts(units: int, whole: bool = False, epoch: int = 1, key: str = LOCK) -> m.AmountsSet:
+    return m.AmountsSet(((key, units),), epoch, whole)
+
+
+def test_what_comes_at_run_time_is_granted_and_reported():
+    kit = Kit()
+    kit.cluster()
+    assert sent(kit.demand("d", 3, LOCKED), m.SlotsSought, HEAD)[0].shape == LOCKED  # others may have it
+    commands = kit.says(amounts(20_000), HEAD)
+    assert len(sent(commands, m.LeaseGranted, "d")) == 2
+    (report,) = sent(kit.says(Tick("report"), after_s=1.0), m.NodeReport, HEAD)
+    assert report.dynamic == ((LOCK, 20_000, 0),)
+    assert report.entry.total == (("CPU", 2.0), ("GPU", 1.0))
+    assert sent(kit.says(Tick("beat"), after_s=1.0), m.NodeReport)[0].dynamic == ()
+    kit.cluster()  # a new head hears of all
+    assert sent(kit.says(Tick("report"), after_s=1.0), m.NodeReport)[0].dynamic == ((LOCK, 20_000, 0),)
+
+
+def test_shrinking_calls_back_as_much_as_is_lacking():
+    kit = Kit(workers=3)
+    kit.cluster()
+    kit.says(amounts(30_000), HEAD)
+    kit.demand("d", 4, LOCKED)
+    assert [back.lease for back in sent(kit.says(amounts(10_000), HEAD), m.LeaseWanted, "d")] == [3, 2]
+    assert sent(kit.says(amounts(10_000), HEAD), m.LeaseWanted) == []
+    assert sent(kit.says(m.LeaseReturned(3), "d"), m.LeaseGranted) == []
+    assert sent(kit.says(m.LeaseReturned(2), "d"), m.LeaseGranted) == []
+    assert len(sent(kit.says(m.LeaseReturned(1), "d"), m.LeaseGranted)) == 1
+    assert sent(kit.says(amounts(0), HEAD), m.LeaseWanted, "d")[0].lease == 4
+    kit.says(m.LeaseReturned(4), "d")
+    assert kit.node.leases.ledger.names() == ("CPU", "GPU")
+
+
+def test_amounts_of_another_life_are_none_and_a_whole_list_ends_what_is_not_in_it():
+    kit = Kit()
+    kit.cluster()
+    kit.says(amounts(10_000, epoch=7), HEAD)
+    assert kit.node.leases.ledger.size(LOCK) == 0
+    kit.says(amounts(10_000), HEAD)
+    kit.says(amounts(10_000, whole=True, key=f"other{SEP}d"), HEAD)
+    assert kit.node.leases.ledger.names() == ("CPU", "GPU", f"other{SEP}d")
+    kit.says(m.NodeFenced(2), HEAD)
+    assert kit.node.leases.ledger.names() == ("CPU", "GPU")
+
+
+def test_the_dead_holder_of_a_lock_gives_it_back():
+    kit = Kit()
+    kit.cluster()
+    kit.says(amounts(10_000), HEAD)
+    kit.demand("d", 1, LOCKED)
+    assert sent(kit.demand("e", 1, LOCKED), m.LeaseGranted) == []
+    assert sent(kit.ended(2), m.LeaseGranted, "e")[0].shape == LOCKED
+
+
+def test_what_a_node_has_by_itself_goes_before_the_name_of_a_program():
+    kit = Kit()
+    kit.cluster()
+    (grant,) = sent(kit.demand("d", 1, ((f"GPU{SEP}d", 1.0),)), m.LeaseGranted)
+    assert grant.shape == ((f"GPU{SEP}d", 1.0),)
+    assert kit.node.leases.ledger.free("GPU") == 0
+
+
+def test_an_owner_gives_up_one_shape_for_another_of_its_own_that_is_more_urgent_or_starves():
+    kit = Kit(starve_s=1.0)
+    kit.cluster()
+    kit.says(amounts(10_000), HEAD)
+    kit.demand("d", 1, LOCKED)
+    other = (*LOCKED, ("CPU", 1.0))
+    commands = kit.says(m.LeaseDemand(other, (), 1, 0, 0.0), "d")
+    assert sent(commands, m.LeaseWanted, "d") == [m.LeaseWanted(1, when_idle=True)]
+    assert sent(kit.beats(0.5), m.LeaseWanted) == []
+    assert sent(kit.beats(1.0), m.LeaseWanted, "d")[0].lease == 1
+
+
+def test_reasons_name_things_as_people_know_them():
+    kit = Kit()
+    kit.cluster()
+    kit.says(amounts(10_000), HEAD)
+    kit.demand("d", 1, LOCKED)
+    kit.demand("e", 1, LOCKED)
+    assert sent(kit.beats(2.0), m.LeaseDelayed, "e")[0].reason == "node n1 is busy: needs lock: 1, free 0 of 1"
 
 
 def test_a_demand_for_all_slots_does_not_starve():

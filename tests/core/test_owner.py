@@ -9,7 +9,7 @@ from flowengine.core.ids import child_id, object_id
 from flowengine.core.invariants import check
 from flowengine.core.owner import Owner
 from flowengine.core.owner_state import State
-from flowengine.errors import ObjectLost, TaskTimeout, unpack_error
+from flowengine.errors import ObjectLost, TaskCancelled, TaskTimeout, unpack_error
 
 ME, NODE, WORKER, OTHER = "tcp://h:1#me", "tcp://h:2#node", "tcp://h:3#worker", "tcp://h:4#other"
 ONE = (("CPU", 1.0),)
@@ -222,3 +222,48 @@ def test_an_error_among_the_first_inputs_is_the_error_of_the_task_and_a_late_one
     scene.step(m.TaskDone(makers[1], 1, (STORED,), 10), WORKER)
     scene.step(m.TaskFailed(makers[0], 1, b"e", "task", False, 5), WORKER)
     assert scene.owner.tasks[task].state is State.SENT
+
+
+def test_what_has_not_begun_is_withdrawn_and_what_runs_goes_on():
+    scene = with_worker()
+    first, second = scene.submit(1), scene.submit(2)
+    scene.step(s.WithdrawAsked(object_id(second, 0), 1))
+    assert scene.sent == [(WORKER, m.TakeBack((second,), scene.leases))]
+    scene.step(s.WithdrawAsked(object_id(second, 0), 2))  # asked twice: one answer is enough
+    assert scene.woken == [2]
+    scene.step(m.TakenBack((second,), scene.leases), WORKER)
+    assert 1 in scene.woken
+    assert isinstance(scene.error(object_id(second, 0)), TaskCancelled)
+    scene.step(s.WithdrawAsked(object_id(first, 0), 3))
+    scene.step(m.TakenBack((), scene.leases), WORKER)
+    assert 3 in scene.woken
+    scene.step(m.TaskDone(first, 1, (m.Inline(b"x"),), 10), WORKER)
+    assert scene.owner.objects[object_id(first, 0)].value == m.Inline(b"x")
+    assert scene.owner.withdrawn == {}
+
+
+def test_what_waits_for_a_slot_is_withdrawn_at_once_and_a_worker_that_is_silent_is_not_waited_for():
+    scene = Scene()
+    waiting = scene.submit(0)
+    scene.step(s.WithdrawAsked(object_id(waiting, 0), 1))
+    assert scene.woken == [1]
+    assert isinstance(scene.error(object_id(waiting, 0)), TaskCancelled)
+    sent = scene.submit(1)
+    scene.lease()
+    scene.step(s.WithdrawAsked(object_id(sent, 0), 2))
+    scene.step(s.WaiterGone(2))
+    assert scene.owner.withdrawn == {}
+    scene.step(m.TakenBack((sent,), scene.leases), WORKER)  # too late: it is wanted
+    assert scene.owner.tasks[sent].state in (State.READY, State.SENT)
+
+
+def test_a_slot_that_is_wanted_when_idle_is_kept_while_there_is_work():
+    scene = with_worker()
+    task = scene.submit(1)
+    scene.step(m.LeaseWanted(1, when_idle=True), NODE)
+    assert scene.of(m.LeaseReturned) == []
+    scene.step(m.TaskDone(task, 1, (m.Inline(b"x"),), 10), WORKER)
+    assert scene.of(m.LeaseReturned) == [m.LeaseReturned(1)]
+    scene = with_worker()
+    scene.step(m.LeaseWanted(1, when_idle=True), NODE)
+    assert scene.of(m.LeaseReturned) == [m.LeaseReturned(1)]

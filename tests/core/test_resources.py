@@ -6,7 +6,8 @@ import pytest
 
 from flowengine.core.messages import NodeEntry
 from flowengine.scheduling import placement
-from flowengine.scheduling.resources import Ledger, shape_of, units_of
+from flowengine.scheduling.resources import SEP, Ledger, Wide, brief, key_of, of_job, plain, resolve, shape_of, units_of
+from flowengine.scheduling.rooms import SAMPLE, Rooms, Wish
 
 TOTAL = (("CPU", 2.0), ("GPU", 1.0))
 
@@ -15,12 +16,24 @@ def node(node_id: str, total=TOTAL, available=None, queued=0) -> NodeEntry:
     return NodeEntry(node_id, f"tcp://{node_id}", "h", total, total if available is None else available, (), queued)
 
 
+def rooms_of(*entries: NodeEntry) -> Rooms:
+    rooms = Rooms()
+    for entry in entries:
+        rooms.join(entry)
+    return rooms
+
+
+def chosen(rooms: Rooms, shape, placement=(), **wish) -> str:
+    room = rooms.choose(Wish(shape, placement, **wish))
+    return room.entry.node_id if room is not None else ""
+
+
 def test_large_inputs_draw_a_task_unless_the_queue_there_is_longer_than_their_way() -> None:
     shape = (("CPU", 1.0),)
     busy, idle = node("a", queued=10), node("b")
-    held = {busy.address: 1 << 30}
-    assert placement.choose([busy, idle], shape, (), 0.01, held) == busy  # 0.1 s of queue against 1 s of transfer
-    assert placement.choose([busy, idle], shape, (), 1.0, held) == idle
+    held, rooms = ((busy.address, 1 << 30),), rooms_of(busy, idle)
+    assert chosen(rooms, shape, run_s=0.01, held=held) == "a"  # 0.1 s of queue against 1 s of transfer
+    assert chosen(rooms, shape, run_s=1.0, held=held) == "b"
 
 
 def test_a_tenth_ten_times_is_one():
@@ -57,18 +70,53 @@ def test_unknown_resources_do_not_fit_and_nothing_always_fits():
 
 
 def test_shrinking_below_use_is_paid_by_releases():
-    ledger, one = Ledger((("lock", 4.0),)), units_of((("lock", 1.0),))
+    ledger, one = Ledger(()), units_of((("lock", 1.0),))
+    ledger.resize("lock", 4)
     for _ in range(4):
         ledger.take(one)
     ledger.resize("lock", 1)
     for _ in range(3):
         assert not ledger.fits(one)
+        assert list(ledger.over) == ["lock"]
         ledger.give(one)
     assert not ledger.fits(one)
+    assert not ledger.over
     ledger.give(one)
     assert ledger.fits(one)
     ledger.resize("lock", 0)
     assert ledger.names() == ()
+    assert ledger.news() == (("lock", 0, 0),)
+    assert ledger.news() == ()
+
+
+def test_a_resource_that_goes_while_it_is_held_goes_with_its_last_holder():
+    ledger, one = Ledger(TOTAL), units_of((("lock", 1.0),))
+    ledger.resize("lock", 1)
+    ledger.take(one)
+    ledger.resize("lock", 0)
+    assert ledger.free("lock") == -10_000
+    assert ledger.total() == TOTAL  # what came at run time is no part of it
+    ledger.give(one)
+    assert ledger.names() == ("CPU", "GPU")
+
+
+def test_names_of_programs_are_keys_and_a_node_has_its_own_first():
+    shape = (("CPU", 1.0), ("lock", 1.0), ("lock@7.0", 1.0))
+    keys = of_job(shape, "tcp://d#1")
+    assert keys == (("CPU", 1.0), (f"lock{SEP}tcp://d#1", 1.0), ("lock@7.0", 1.0))
+    assert [plain(key) for key, _ in keys] == ["CPU", "lock", "lock@7.0"]
+    assert brief(keys) == (("CPU", 1.0), ("lock@7.0", 1.0))
+    assert resolve(units_of(keys), {"CPU": None}) == units_of(keys)
+    assert resolve(units_of(keys), {"CPU": None, "lock": None}) == units_of(shape)
+    assert key_of("GPU", "j") == "GPU"
+
+
+def test_a_wide_shape_is_as_good_as_any():
+    shape = tuple((f"r{number}", 1.0) for number in range(100))
+    wide = of_job(shape, "j")
+    assert type(wide) is Wide
+    assert {(wide, ()): 1}[tuple((f"r{number}{SEP}j", 1.0) for number in range(100)), ()] == 1
+    assert brief(wide) == ()
 
 
 def test_smallest_amount_is_not_lost():
@@ -78,28 +126,78 @@ def test_smallest_amount_is_not_lost():
 def test_choice_prefers_short_queues_then_spare_room():
     free = (("CPU", 1.0), ("GPU", 1.0))
     shape = (("CPU", 1.0),)
-    chosen = placement.choose([node("a", queued=50), node("b", available=free)], shape, ())
-    assert chosen is not None
-    assert chosen.node_id == "b"
-    chosen = placement.choose([node("a", available=free), node("b")], shape, ())
-    assert chosen is not None
-    assert chosen.node_id == "b"
-    assert placement.choose([node("a", available=())], shape, ()) is None
+    assert chosen(rooms_of(node("a", queued=50), node("b", available=free)), shape) == "b"
+    assert chosen(rooms_of(node("a", available=free), node("b")), shape) == "b"
+    assert chosen(rooms_of(node("a", available=())), shape) == ""
 
 
 def test_choice_follows_preference_and_strictness():
-    nodes = [node("a"), node("b")]
-    shape = (("CPU", 1.0),)
-    chosen = placement.choose(nodes, shape, ("b", "*"))
-    assert chosen is not None
-    assert chosen.node_id == "b"
-    assert placement.choose(nodes, shape, ("c",)) is None
+    nodes, shape = [node("a"), node("b")], (("CPU", 1.0),)
+    rooms = rooms_of(*nodes)
+    assert chosen(rooms, shape, ("b", "*")) == "b"
+    assert chosen(rooms, shape, ("c",)) == ""
+    assert chosen(rooms, shape, ("a", "*"), but="tcp://a") == "b"
     assert [entry.node_id for entry in placement.candidates(nodes, shape, ("b", "*"))] == ["b", "a"]
+    known = {entry.node_id: entry for entry in nodes}
+    assert placement.preferred(known, ("gone", "b", "a"), units_of(shape)) == nodes[1]
+    assert placement.preferred(known, ("a",), units_of((("CPU", 5.0),))) is None
+
+
+def test_equal_nodes_take_turns_and_the_rare_one_is_found_among_many():
+    shape = (("CPU", 1.0),)
+    rooms = rooms_of(*(node(f"n{number}") for number in range(10 * SAMPLE)), node("z", (("CPU", 1.0), ("rare", 1.0))))
+    assert len({chosen(rooms, shape) for _ in range(3 * SAMPLE)}) == 3 * SAMPLE
+    assert chosen(rooms, (("CPU", 1.0), ("rare", 1.0))) == "z"
+    rooms.promise("z", units_of((("rare", 1.0),)))
+    assert chosen(rooms, (("CPU", 1.0), ("rare", 1.0))) == ""
+    assert rooms.able(Wish((("rare", 1.0),)), 5) == [rooms.nodes["z"]]
+
+
+class Counted(Rooms):
+    """Counts the nodes that decisions look at."""
+
+    looks = 0
+
+    def fits(self, room, wish) -> bool:
+        self.looks += 1
+        return super().fits(room, wish)
+
+
+def test_no_decision_walks_over_the_cluster():
+    rooms, key = Counted(), key_of("lock", "j")
+    for number in range(2_000):
+        rooms.join(node(f"n{number}"))
+        rooms.resize(f"n{number}", key, 10_000)
+    wishes = [Wish((("CPU", 1.0),)), Wish(((key, 1.0),)), Wish(()), Wish((("CPU", 1.0),), ("n1999", "*")),
+              Wish((("CPU", 9.0),)), Wish((("GPU", 1.0), (key, 1.0)), ("n3", "n4"))]
+    for _ in range(10):
+        for wish in wishes:
+            rooms.looks = 0
+            rooms.choose(wish)
+            assert rooms.looks <= SAMPLE + 2
+    for number in range(1_990):
+        rooms.report(node(f"n{number}", available=()))  # busy ones are not in the way of free ones
+    rooms.looks = 0
+    assert chosen(rooms, (("CPU", 1.0),))
+    assert rooms.looks <= SAMPLE
+
+
+def test_promises_count_until_the_next_report():
+    key, entry = key_of("lock", "j"), node("a")
+    rooms = rooms_of(entry)
+    rooms.resize("a", key, 20_000)
+    rooms.promise("a", ((key, 10_000),), 2)
+    assert chosen(rooms, ((key, 1.0),)) == ""
+    rooms.report(entry)
+    assert chosen(rooms, ((key, 1.0),)) == "a"
+    rooms.report(entry, ((key, 0, -20_000),))  # it had not yet heard how much there is, and two were held of old
+    assert chosen(rooms, ((key, 1.0),)) == ""
+    rooms.leave("a")
+    assert rooms.has.keys() == rooms.open.keys() == {""}
 
 
 def test_cost_is_in_seconds():
-    costs = placement.Costs(run_s=0.5, bytes_to_move=2_000, bytes_per_s=1_000.0)
-    assert placement.cost_s(queued=8, slots=4, rank=0, costs=costs) == pytest.approx(3.0)
+    assert placement.cost_s(queued=8, slots=4, rank=2, run_s=0.5, bytes_to_move=2 * 10**9) == pytest.approx(3.1)
 
 
 @pytest.mark.parametrize(("shape", "wanted", "text"), [
@@ -111,9 +209,6 @@ def test_cost_is_in_seconds():
     ((("CPU", 1.0),), (), ""),
 ])
 def test_reasons(shape, wanted, text):
-    assert placement.why_not([node("a"), node("b"), node("c", total=(("x", 1.0),))], shape, wanted) == text
-
-
-def test_promises_are_subtracted():
-    assert placement.minus(TOTAL, units_of((("CPU", 0.5),)), 3) == (("CPU", 0.5), ("GPU", 1.0))
-    assert placement.times(TOTAL, units_of((("CPU", 0.5),)), 100) == 4
+    nodes = [node("a"), node("b"), node("c", total=(("x", 1.0),))]
+    assert placement.why_not(nodes, shape, wanted) == text
+    assert not text or rooms_of(*nodes).why_not(Wish(shape, wanted), lambda key: "") == text

@@ -11,10 +11,14 @@ from flowengine.config import Config
 from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core.head import Head, HeadSettings
+from flowengine.core.head_jobs import JobDoubted
 from flowengine.core.invariants import check
+from flowengine.scheduling.resources import SEP, job_of
 
 CONFIG = Config()
-SHAPES = ((("CPU", 1.0),), (("CPU", 2.0),), (("GPU", 1.0),), ())
+KEYS = (f"lock{SEP}d1", f"pair{SEP}d1", f"lock{SEP}d2")
+SHAPES = ((("CPU", 1.0),), (("CPU", 2.0),), (("GPU", 1.0),), (), *(((key, 1.0),) for key in KEYS),
+          (("CPU", 1.0), (KEYS[0], 1.0), (KEYS[1], 0.5)))
 PLACEMENTS = ((), ("n1",), ("n2", "*"))
 pick = st.integers(0, 1000)
 
@@ -31,6 +35,7 @@ class HeadMachine(RuleBasedStateMachine):
 
     def begin(self) -> None:
         self.timers: list[tuple[float, m.Message]] = []
+        self.unanswered: list[m.Message] = []
         self.head = Head(HeadSettings("tcp://head#a", "s", "h", 7), CONFIG, self.rows)
         self.does(self.head.start(self.now))
 
@@ -41,8 +46,12 @@ class HeadMachine(RuleBasedStateMachine):
         for command in commands:
             if isinstance(command, c.WriteJournal):
                 for key, row in command.rows:
-                    assert row is not None
-                    self.rows[key] = row
+                    if row is None:
+                        self.rows.pop(key, None)
+                    else:
+                        self.rows[key] = row
+                if command.number:
+                    self.unanswered.append(c.JournalWritten(command.number))
             elif isinstance(command, c.SetTimer):
                 self.timers.append((self.now + command.delay_s, command.event))
             elif isinstance(command, c.Send):
@@ -96,6 +105,40 @@ class HeadMachine(RuleBasedStateMachine):
         entry = list(self.nodes.values())[which % len(self.nodes)]
         self.tell(m.SlotsSought("d1", shape, placement, count), entry.address)
 
+    @rule(key=st.sampled_from(KEYS), verb=st.sampled_from(("create", "create", "set", "add", "delete")),
+          units=st.sampled_from((0, 5_000, 20_000)), where=st.sampled_from(("any", "n1", "n2", "all", "gpu")),
+          change=pick)
+    def orders(self, key: str, verb: str, units: int, where: str, change: int) -> None:
+        node = where if where in self.head.rows else None
+        selector = {"all": [], "gpu": [["GPU", 1.0]]}.get(where)
+        arguments = {"create": [units, node, selector, "n1"], "set": [units], "delete": [],
+                     "add": [units - 10_000, f"t/{change % 5}"]}
+        self.tell(m.Asked(1, f"resource.{verb}", [key, *arguments[verb]]), job_of(key))
+
+    @precondition(lambda self: self.unanswered)
+    @rule()
+    def journal_writes(self) -> None:
+        self.tell(self.unanswered.pop(0))
+
+    @precondition(lambda self: self.head.resources.answered)
+    @rule()
+    def caller_goes_on(self) -> None:
+        self.tell(m.OrderSeen(next(iter(self.head.resources.answered))), "d1")
+
+    @rule(job=st.sampled_from(("d1", "d2")), lives=st.booleans())
+    def link_of_a_program_is_lost(self, job: str, lives: bool) -> None:
+        self.tell(m.PeerLost(job, "cut"))
+        self.tell(JobDoubted(job))
+        self.tell(m.Pong(0) if lives else m.PeerLost(job, "killed"), job)
+
+    @precondition(lambda self: self.nodes)
+    @rule(which=pick, key=st.sampled_from(KEYS), used=st.sampled_from((0, 10_000)))
+    def node_tells_of_what_was_made(self, which: int, key: str, used: int) -> None:
+        entry = list(self.nodes.values())[which % len(self.nodes)]
+        room = self.head.rooms.nodes.get(entry.node_id)
+        total = room.total.get(key, 0) if room is not None else 0
+        self.tell(m.NodeReport(entry, ((key, total, total - used),)), entry.address)
+
     @rule(seconds=st.sampled_from((0.3, 2.0, 9.0, 30.0)))
     def time_passes(self, seconds: float) -> None:
         until = self.now + seconds
@@ -118,6 +161,8 @@ class HeadMachine(RuleBasedStateMachine):
     def journal_is_complete(self) -> None:
         again = Head(HeadSettings("tcp://head#a", ""), CONFIG, self.rows)
         assert again.rows == self.head.rows
+        assert again.resources.adds == self.head.resources.adds
+        assert list(again.resources.made) == sorted(self.head.resources.made)
         assert (again.session, again.port) == ("s", 7)
 
     def teardown(self) -> None:

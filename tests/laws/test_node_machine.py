@@ -11,6 +11,7 @@ from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core.invariants import check
 from flowengine.core.node import Node, NodeSettings
+from flowengine.scheduling.resources import SEP
 
 ME, HEAD, OTHER = "tcp://n1#a", "tcp://head#a", "tcp://n2#a"
 SHAPES: tuple[m.Shape, ...] = (
@@ -21,7 +22,10 @@ SHAPES: tuple[m.Shape, ...] = (
     (),
     (("CPU", 1.0), ("GPU", 1.0)),
     (("CPU", 9.0),),
+    ((f"lock{SEP}d1", 1.0),),
+    (("CPU", 1.0), (f"pair{SEP}d1", 1.0)),
 )
+MADE = (f"lock{SEP}d1", f"pair{SEP}d1")
 PLACEMENTS = ((), ("n1",), ("n2", "*"), ("n2",), ("n1", "n2"))
 DRIVERS = ("d1", "d2")
 LIMIT_BYTES = 100
@@ -303,6 +307,10 @@ class NodeMachine(RuleBasedStateMachine):
         elif both:
             self.tell(m.NodeFenced(self.node.desk.epoch + 1), HEAD)
 
+    @rule(which=st.integers(0, len(MADE) - 1), units=st.sampled_from((0, 10_000, 20_000, 40_000)), whole=st.booleans())
+    def head_sets_amounts(self, which: int, units: int, whole: bool) -> None:
+        self.tell(m.AmountsSet(((MADE[which], units),), self.node.desk.epoch, whole), HEAD)
+
     @precondition(lambda self: self.alive())
     @rule(which=pick, topic=st.sampled_from(("stats", "nodes", "resources", "story", "stack", "nonsense")))
     def asks(self, which: int, topic: str) -> None:
@@ -317,6 +325,7 @@ class NodeMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Once failures stop and leases are given back, everybody has got an answer."""
         for _ in range(60):
+            self.tell(m.AmountsSet(tuple((key, 40_000) for key in MADE), self.node.desk.epoch), HEAD)
             while self.work:
                 self.act(self.work.pop(0), 1)
             for writer, oid, file in self.to_free:

@@ -102,6 +102,13 @@ class OwnerMachine(RuleBasedStateMachine):
     def cancels(self, which: int) -> None:
         self.tell(s.CancelAsked(self.refs[which % len(self.refs)], False, True))
 
+    @precondition(lambda self: self.refs)
+    @rule(which=pick)
+    def withdraws(self, which: int) -> None:
+        self.numbers += 1
+        self.waiting[self.numbers] = None
+        self.tell(s.WithdrawAsked(self.refs[which % len(self.refs)], self.numbers))
+
     # --- nodes and workers ---
 
     @rule(node=st.sampled_from(NODES))

@@ -61,6 +61,9 @@ def test_resources():
 def test_an_impossible_port(tmp_path, capsys):
     assert cli.main(["head", "--connection-file", str(tmp_path / "c.json"), "--port", "70000"]) == 1
     assert "--port" in capsys.readouterr().err
+    for option, limit in (("--page-port", "page_port"), ("--metrics-port", "metrics_port")):
+        assert cli.main(["head", "--connection-file", str(tmp_path / "c.json"), option, "70000"]) == 1
+        assert limit in capsys.readouterr().err
 
 
 def test_a_head_that_is_not_there(tmp_path):

@@ -2,12 +2,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 
 import msgspec
 import numpy as np
 import pytest
 
 from flowengine.collectives import plan
+from flowengine.collectives.posts_orders import FoldPiece, PrepareCourse
 from flowengine.core import collective as co
 from flowengine.core import messages as m
 from flowengine.runtime.connection import new_tls
@@ -219,6 +222,74 @@ def test_a_gift_that_is_no_array_is_told(hosts):
         assert told.kind == "gift"
         assert name.hex() in told.reason
         assert host.machine.store.granted == {}
+        await close(made)
+
+    run(scenario)
+
+
+def test_a_large_result_of_one_node_gets_its_memory_as_it_is_folded(hosts):
+    async def scenario():
+        (host,) = made = await hosts(1)
+        ring, hollow = Ring(made, [0, 0], host.config), []
+        create = host.collectives._warm.create
+
+        def watched(*args):
+            segment = create(*args)
+            hollow.append(segment.is_hollow)
+            return segment
+
+        host.collectives._warm.create = watched
+        for number in range(3):
+            arrays = arrays_of(2, (1 << 20) + number)
+            course = plan.course(ring.give(("allreduce", "sum", -1), arrays))
+            await ring.carry_out(course)
+            value = host.value(plan.result_name(GROUP, course.step, -1))
+            assert value.tobytes() == (arrays[0] + arrays[1]).tobytes()
+            del value
+            ring.end(course)
+            host.order(co.StepsForgotten(GROUP, number + 1))
+        assert hollow == [True, False, False], "later ones are warm"
+        await close(made)
+
+    run(scenario)
+
+
+def test_a_file_system_that_is_full_breaks_the_fold(hosts, monkeypatch):
+    async def scenario():
+        (host,) = made = await hosts(1)
+        ring = Ring(made, [0, 0], host.config)
+        course = plan.course(ring.give(("allreduce", "sum", -1), arrays_of(2, 1 << 20)))
+        write = os.pwrite
+
+        def full(descriptor, part, at):
+            if len(part) > 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write(descriptor, part, at)
+
+        monkeypatch.setattr(os, "pwrite", full)
+        host.order(course)
+        (told,) = await host.heard(co.CourseBroken)
+        assert told.kind == "store"
+        assert "no room" in told.reason
+        await close(made)
+
+    run(scenario)
+
+
+def test_a_result_that_goes_on_with_other_nodes_is_given_all_of_its_memory(hosts):
+    async def scenario():
+        (host,) = made = await hosts(1)
+        ring = Ring(made, [0, 0], host.config)
+        course = plan.course(ring.give(("allreduce", "sum", -1), arrays_of(2, 1 << 20)))
+        begun = asyncio.Event()
+        host.drive.perform[FoldPiece] = lambda order: begun.set()
+        host.order(course)
+        await begun.wait()
+        (result,) = host.collectives.opened[course.op].segments
+        for epoch, posts in ((2, course.posts), (3, (*course.posts, co.Post("other", (), b"", 0, ())))):
+            again = msgspec.structs.replace(course, epoch=epoch, posts=posts)
+            host.collectives.prepare(PrepareCourse(again, (), (), (result,)))
+            assert host.collectives.opened[course.op].segments[result].is_hollow == (epoch == 2)
         await close(made)
 
     run(scenario)

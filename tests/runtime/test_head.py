@@ -1,15 +1,20 @@
 """The head as a process of its own, and its journal file."""
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
 
+import pytest
+
 from flowengine.runtime.connection import read_connection
 from flowengine.runtime.head import JournalFile
-from tests.runtime.kit import PROJECT, gone
+from tests.runtime.kit import PATIENCE_S, PROJECT, gone
 
 
 def test_rows_are_there_after_the_end(tmp_path):
@@ -62,3 +67,20 @@ def test_a_head_that_was_killed_is_found_under_the_same_address(tmp_path):
     assert after == before
     assert end(second, signal.SIGTERM) == 0
     assert gone([second.pid])
+
+
+def test_rows_are_on_disk_when_the_journal_says_so(tmp_path):
+    path, told = tmp_path / "journal.sqlite", queue.Queue()
+    journal = JournalFile(path, pytest.fail)
+
+    def look(numbers):
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            told.put((numbers, dict(database.execute("SELECT key, value FROM rows"))))
+
+    journal.on_written = look
+    assert journal.open() == {}
+    journal.write((("a", b"1"),))
+    journal.write((("a", None), ("b", b"2")), 7)
+    assert told.get(timeout=PATIENCE_S) == ([7], {"b": b"2"})
+    journal.close()
+    assert told.empty()

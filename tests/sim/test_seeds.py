@@ -7,7 +7,9 @@ from flowengine.chaos.sim import SCENARIOS, simulate, story_of
 
 SEEDS = (("calm", 20), ("workers", 60), ("copies", 40), ("spill", 20), ("nodes", 40), ("durable", 40), ("all", 40),
          ("actors_calm", 20), ("actors", 80), ("actors_all", 80), ("actors_of_tasks", 60), ("actors_wild", 40),
-         ("actors_storm", 60), ("actors_torn", 40))
+         ("actors_storm", 60), ("actors_torn", 40), ("policies_calm", 20), ("policies", 40), ("policies_actors", 40),
+         ("resources_calm", 20), ("resources", 60))
+SEEDS += (("gangs_calm", 20), ("gangs", 40), ("gangs_tight", 20), ("gangs_all", 60))
 CHUNK = 20
 RUNS = [(name, first) for name, count in SEEDS for first in range(0, count, CHUNK)]
 
@@ -57,6 +59,12 @@ TELLING = (
     ("actors_wild", 418),    # an actor that came back waited for an argument of a maker that waited for the actor
     ("actors_wild", 911),    # a call that was sent when its caller had ended died with its process and the actor
     ("actors_wild", 1022),   # a late reply of the last incarnation was taken for one of the next
+    ("resources", 35),    # a worker did not answer an owner from which it had been cut off for a while
+    ("gangs_all", 28),    # a member that went on after a wait in its bundle was not listed as taking more than there is
+    ("gangs_all", 124),   # a program's node died, and its gang ended though members ran on other nodes
+    ("gangs_all", 362),   # a node that was cut off had forgotten a demand, which was not said again
+    ("gangs_all", 2023),  # a gang was not wanted any more while its program's node was cut off, and was kept for good
+    ("gangs_tight", 52),  # bundles whose members had ended were what a gang needed that the last member waited for
     ("actors_wild", 1200),   # an actor was held by the argument of another, which its own call held
 )
 

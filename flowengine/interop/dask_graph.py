@@ -1,0 +1,521 @@
+"""flow.dask_get: a Dask scheduler. The graph's nodes become tasks, and what one needs of another goes as a reference.
+
+Dask is imported when the first graph comes. Nodes are submitted when what they need is there, in the order of
+dask.order (depth first, so that few results are alive at a time), and only so many at once as keep the workers busy.
+"""
+
+from __future__ import annotations
+
+import heapq
+import queue
+import time
+import types
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .. import asking
+from ..core import messages as m
+from ..core import owner_state as s
+from ..errors import BadType, BadValue, SerializationError
+from ..functions import RemoteFunction, start_default
+from ..objects import codec
+from ..options import CHECKS, TaskOptions, task_options, whole
+from ..refs import Current, ObjectRef
+from .nodes import RunNodes, SharedFunction
+
+if TYPE_CHECKING:
+    from ..runtime.session import Session
+
+Key = Hashable
+LITERAL_BYTES_MAX = 1024  # larger constants of a graph are stored once
+QUICK_S, SLOW_S = 0.01, 0.05  # tasks that are back within the one may be followed by more at once than before
+AHEAD_MIN, AHEAD_MAX = 4, 4096
+AHEAD_PER_CPU = 2
+DISK_SHUFFLE, P2P_SHUFFLE = "maybe_buffered_partd", "distributed.shuffle"  # the class, the package behind them
+LOOK_S = 1.0  # a wait for so long: the cluster may have grown
+
+
+def dask_get(dsk: Any, keys: Any, cache: Mapping[Any, Any] | None = None, **kwargs: Any) -> Any:
+    """Compute keys (a key, or lists of keys within lists) of a Dask graph; gives values, lists as tuples.
+
+    For `dask.compute(..., scheduler=flow.dask_get)` and `dask.config.set(scheduler=flow.dask_get)`. Keywords: cache
+    (values that are known), num_workers (how many tasks at once), callbacks (as Dask's), and options of tasks
+    (max_retries, num_cpus, resources ...); others are ignored, as Dask's own schedulers do. Starts the default engine
+    when there is none. Raises what a task raised, SerializationError for what cannot be sent to a worker.
+    """
+    from dask.callbacks import local_callbacks
+
+    ahead = kwargs.get("num_workers")
+    options = task_options({name: value for name, value in kwargs.items() if name in CHECKS and name != "num_returns"})
+    with local_callbacks(kwargs.get("callbacks")) as callbacks:
+        watch = Watch(list(callbacks))
+        graph = {**graph_of(dsk, None), **{key: data_node(key, value) for key, value in (cache or {}).items()}}
+        wanted = list(flat(keys))
+        done = False
+        watch.started(graph)
+        try:
+            parts = Parts(graph_of(graph, set(graph)) if watch.callbacks else graph, wanted, fuse=not watch.callbacks)
+            run = Run(Current.session or start_default(), parts, options, watch)
+            if ahead is not None:
+                run.ahead = run.fixed_ahead = whole("num_workers", ahead, 1, AHEAD_MAX)
+            values = run.values(wanted)
+            done = True
+        finally:
+            watch.finished(not done)
+    return nested(keys, values)
+
+
+def graph_of(dsk: Any, known: set[Any] | None) -> dict[Any, Any]:
+    """A graph of whatever form as a dict of Dask's graph nodes."""
+    from dask._task_spec import convert_legacy_graph
+
+    if not isinstance(dsk, Mapping):
+        if not hasattr(dsk, "__dask_graph__"):
+            raise BadType(f"expected a Dask graph, not {dsk!r}")
+        dsk = dsk.__dask_graph__()
+    return dict(convert_legacy_graph(dsk, known))
+
+
+def data_node(key: Any, value: Any) -> Any:
+    """A constant of a graph."""
+    from dask._task_spec import DataNode
+
+    return DataNode(key, value)
+
+
+def flat(keys: Any) -> Iterator[Any]:
+    """The keys in lists within lists."""
+    if isinstance(keys, list):
+        for key in keys:
+            yield from flat(key)
+    else:
+        yield keys
+
+
+def nested(keys: Any, values: Mapping[Any, Any]) -> Any:
+    """Values in the places of keys."""
+    return tuple([nested(key, values) for key in keys]) if isinstance(keys, list) else values[keys]
+
+
+# --- what has to run ------------------------------------------------------------------------------
+
+
+class Unit:
+    """Nodes that one task runs, the last one being its result."""
+
+    def __init__(self, nodes: dict[Any, Any], needs: list[Any], place: int) -> None:
+        self.key = next(reversed(nodes))  # of its result
+        self.nodes = nodes
+        self.needs = needs  # keys of other units and of constants
+        self.place = place  # in the order of the graph
+        self.missing = 0
+        self.users: list[Unit] = []
+        self.open_users = 0  # of them have not ended
+        self.wanted = False
+        self.ref: ObjectRef | None = None
+        self.sent_at = 0.0
+
+
+class Parts:
+    """A graph cut into units and constants, without what nobody asked for."""
+
+    def __init__(self, graph: dict[Any, Any], wanted: list[Any], fuse: bool) -> None:
+        from dask._task_spec import Alias, DataNode, cull
+        from dask.order import order
+
+        for key in wanted:
+            if key not in graph:
+                raise KeyError(key)
+        self.graph = cull(graph, list(dict.fromkeys(wanted)))
+        self.check_complete()
+        self.places: dict[Any, int] = order(self.graph) if self.graph else {}
+        aliases = {key: node.target for key, node in self.graph.items() if isinstance(node, Alias)}
+        self.targets = {key: self.resolve(key, aliases) for key in aliases}
+        self.constants = {key: node for key, node in self.graph.items() if isinstance(node, DataNode)}
+        self.wanted = dict.fromkeys(self.targets.get(key, key) for key in wanted)
+        self.units: dict[Any, Unit] = {}
+        self.make_units(fuse)
+
+    def check_complete(self) -> None:
+        """Raise ValueError for what a node needs and the graph does not have."""
+        for key, node in self.graph.items():
+            for need in node.dependencies:
+                if need not in self.graph:
+                    raise ValueError(f"Missing dependency {need} for dependents {key}")
+
+    def resolve(self, key: Any, aliases: Mapping[Any, Any]) -> Any:
+        """What an alias stands for in the end."""
+        while key in aliases:
+            key = aliases[key]
+        return key
+
+    def make_units(self, fuse: bool) -> None:
+        """One unit a node; but what only one other needs, and nothing else beside it, goes with that one."""
+        targets, constants = self.targets, self.constants
+        ordered = sorted(self.graph, key=self.places.__getitem__)
+        nodes = {key: self.without_aliases(self.graph[key]) for key in ordered
+                 if key not in targets and key not in constants}  # fmt: skip
+        count = Counter(need for node in nodes.values() for need in node.dependencies if need not in constants)
+        with_user: dict[Any, Unit] = {}  # containers: each user makes its own, which copies no values
+        for key, node in nodes.items():
+            before: dict[Any, Any] = {}
+            needs: dict[Any, None] = {}
+            computed = [need for need in node.dependencies if need not in constants]
+            is_inner = fuse and is_container(node) and key not in self.wanted
+            follows = fuse and len(computed) == 1 and not is_inner and not node.block_fusion
+            for need in sorted(node.dependencies, key=self.places.__getitem__):
+                unit = with_user.get(need)
+                if unit is None and follows and need in self.units and count[need] == 1 and need not in self.wanted:
+                    unit = self.units.pop(need)
+                if unit is None:
+                    needs[need] = None
+                else:
+                    before.update(unit.nodes)
+                    needs.update(dict.fromkeys(unit.needs))
+            unit = Unit({**before, key: node}, list(needs), self.places[key])
+            (with_user if is_inner else self.units)[key] = unit
+        self.join()
+
+    def without_aliases(self, node: Any) -> Any:
+        """The node with what aliases stand for in their place."""
+        subs = {need: self.targets[need] for need in node.dependencies if need in self.targets}
+        return node.substitute(subs) if subs else node
+
+    def join(self) -> None:
+        """Tell units of each other."""
+        for key, unit in self.units.items():
+            unit.wanted = key in self.wanted
+            for need in unit.needs:
+                maker = self.units.get(need)
+                if maker is not None:
+                    unit.missing += 1
+                    maker.users.append(unit)
+                    maker.open_users += 1
+
+
+def is_container(node: Any) -> bool:
+    """Whether the node only gathers values in a list, tuple, set or dict."""
+    from dask._task_spec import NestedContainer, Task, _identity_cast
+
+    return isinstance(node, NestedContainer) or (isinstance(node, Task) and node.func is _identity_cast)
+
+
+def tasks_in(node: Any) -> Iterator[Any]:
+    """The node and the nodes in its arguments."""
+    from dask._task_spec import GraphNode, Task
+
+    if isinstance(node, Task):
+        yield node
+        for part in (*node.args, *node.kwargs.values()):
+            if isinstance(part, GraphNode):
+                yield from tasks_in(part)
+            elif type(part) is dict:  # the inner graph of nodes that Dask has fused
+                for inner in part.values():
+                    if isinstance(inner, GraphNode):
+                        yield from tasks_in(inner)
+
+
+def with_functions(node: Any, shared: Mapping[int, Any]) -> Any:
+    """The node with shared functions in place of their originals; a copy if there are any."""
+    from dask._task_spec import NestedContainer, Task
+
+    if not any(id(task.func) in shared for task in tasks_in(node)):
+        return node
+    args = [part_with_functions(arg, shared) for arg in node.args]
+    if isinstance(node, NestedContainer):
+        return type(node)(*args)
+    if type(node) is not Task:
+        return node
+    kwargs = {name: part_with_functions(value, shared) for name, value in node.kwargs.items()}
+    return Task(node.key, shared.get(id(node.func), node.func), *args, **kwargs)
+
+
+def part_with_functions(part: Any, shared: Mapping[int, Any]) -> Any:
+    """The same for what may be a node, or the inner graph of nodes that Dask has fused."""
+    from dask._task_spec import Task
+
+    if isinstance(part, Task):
+        return with_functions(part, shared)
+    if type(part) is dict:
+        return {key: part_with_functions(value, shared) for key, value in part.items()}
+    return part
+
+
+def is_sent_by_value(function: Any) -> bool:
+    """Whether the code itself would travel with each node."""
+    if isinstance(function, types.FunctionType):
+        return not codec.found_by_name(function)
+    inner = getattr(function, "func", None)  # partial, curry
+    return inner is not None and inner is not function and is_sent_by_value(inner)
+
+
+# --- callbacks ------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Dask's callbacks, and the state that they look at."""
+
+    def __init__(self, callbacks: list[Any]) -> None:
+        self.callbacks = callbacks
+        self.begun: list[Any] = []
+        self.graph: dict[Any, Any] = {}
+        self.state: dict[str, Any] = {}
+
+    def started(self, graph: dict[Any, Any]) -> None:
+        """A graph has come; callbacks may put known values into it."""
+        self.graph = graph
+        for callback in self.callbacks:
+            if callback[0]:
+                callback[0](graph)
+            self.begun.append(callback)
+
+    def planned(self, parts: Parts) -> None:
+        """It is known what has to run."""
+        if not self.callbacks:
+            return
+        graph, units = parts.graph, parts.units
+        self.state = {
+            "dependencies": {key: set(node.dependencies) for key, node in graph.items()},
+            "dependents": {key: {user.key for user in unit.users} for key, unit in units.items()},
+            "waiting": {key: set(unit.needs) & units.keys() for key, unit in units.items() if unit.missing},
+            "waiting_data": {},
+            "cache": {key: node.value for key, node in parts.constants.items()},
+            "ready": [key for key, unit in units.items() if not unit.missing],
+            "running": set(),
+            "finished": set(),
+            "released": set(),
+        }
+        for callback in self.callbacks:
+            if callback[1]:
+                callback[1](self.graph, self.state)
+
+    def sent(self, unit: Unit) -> None:
+        """A task was submitted."""
+        if not self.callbacks:
+            return
+        self.state["ready"].remove(unit.key)
+        self.state["running"].add(unit.key)
+        for callback in self.callbacks:
+            if callback[2]:
+                callback[2](unit.key, self.graph, self.state)
+
+    def ended(self, unit: Unit, session: Session) -> None:
+        """A task has ended; its value is read only if a callback wants it."""
+        if not self.callbacks:
+            return
+        key, state = unit.key, self.state
+        state["running"].remove(key)
+        state["finished"].add(key)
+        for user in unit.users:
+            state["waiting"][user.key].discard(key)
+            if not state["waiting"][user.key]:
+                del state["waiting"][user.key]
+                state["ready"].append(user.key)
+        told = [callback[3] for callback in self.callbacks if callback[3]]
+        if told:
+            assert unit.ref is not None
+            value = session.get_one(unit.ref, None, True)
+            obj = session.owner.objects.get(unit.ref.oid)
+            for tell in told:
+                tell(key, value, self.graph, state, obj.maker if obj is not None else "")
+
+    def released(self, unit: Unit) -> None:
+        """Nobody needs the value any more."""
+        if self.callbacks:
+            self.state["released"].add(unit.key)
+
+    def finished(self, failed: bool) -> None:
+        """All is over."""
+        for callback in self.begun:
+            if callback[4]:
+                callback[4](self.graph, self.state, failed)
+
+
+# --- running --------------------------------------------------------------------------------------
+
+
+class Run:
+    """One graph on its way through the engine."""
+
+    fixed_ahead = 0  # how many tasks at once, if the caller has said it
+
+    def __init__(self, session: Session, parts: Parts, options: TaskOptions, watch: Watch) -> None:
+        self.session = session
+        self.parts = parts
+        self.options = options
+        self.watch = watch
+        self.ended: queue.SimpleQueue[Unit] = queue.SimpleQueue()
+        self.under_way: dict[Unit, None] = {}
+        self.remotes: dict[str, RemoteFunction] = {}
+        self.constants: dict[Any, Any] = {}  # values, or references to them
+        self.shared: dict[int, SharedFunction] = {}
+        self.cpus = 0  # once it was looked at
+        self.ahead = AHEAD_MIN
+
+    def values(self, wanted: Iterable[Any]) -> dict[Any, Any]:
+        """The values of the keys, when all that they need has run."""
+        parts, units = self.parts, self.parts.units
+        self.watch.planned(parts)
+        if units:
+            self.share_functions()
+        ready = [(unit.place, key_index, unit) for key_index, unit in enumerate(units.values()) if not unit.missing]
+        heapq.heapify(ready)
+        left, number = len(units), len(units)
+        try:
+            while left:
+                while ready and self.takes_more():
+                    self.submit(heapq.heappop(ready)[2])
+                for unit in self.wait():
+                    left -= 1
+                    for user in self.settle(unit):
+                        number += 1
+                        heapq.heappush(ready, (user.place, number, user))
+            return self.fetched(wanted)
+        finally:
+            for unit in self.under_way if not self.session.closed else ():  # something went wrong
+                assert unit.ref is not None
+                self.session.step(s.CancelAsked(unit.ref.oid, False, True))
+
+    def takes_more(self) -> bool:
+        """Whether another task at once is of use: as many as there are slots are, and more while they are quick."""
+        if len(self.under_way) >= self.ahead and not self.cpus and not self.fixed_ahead:
+            self.look_around()
+        return len(self.under_way) < self.ahead
+
+    def look_around(self) -> None:
+        """See how many slots there are."""
+        self.cpus = max(1, int(asking.resources(self.session, "total").get("CPU", 1)))
+        self.ahead = self.fixed_ahead or max(self.ahead, AHEAD_PER_CPU * self.cpus)
+
+    def share_functions(self) -> None:
+        """Functions of several nodes whose code would travel with each of them are stored once."""
+        count: Counter[int] = Counter()
+        found: dict[int, Any] = {}
+        for unit in self.parts.units.values():
+            for node in unit.nodes.values():
+                for task in tasks_in(node):
+                    number = id(task.func)
+                    count[number] += 1
+                    found[number] = task.func
+        self.check_shuffles({(type(one).__name__, getattr(one, "__module__", "")) for one in found.values()})
+        for number, function in found.items():
+            if count[number] > 1 and is_sent_by_value(function):
+                name = getattr(function, "__name__", type(function).__name__)
+                self.shared[number] = SharedFunction(self.session.put_packed(packed(function, name)), name)
+
+    def check_shuffles(self, kinds: set[tuple[str, str]]) -> None:
+        """Dask chooses how to shuffle before the graph comes here, and not every way works in every place."""
+        fails = ""
+        if any((module or "").startswith(P2P_SHUFFLE) for _, module in kinds):
+            fails = "p2p works between the workers of a Dask cluster only"
+        elif any(name == DISK_SHUFFLE for name, _ in kinds):
+            # What was appended to its files by a task that died would be there twice after another try.
+            self.options = task_options({"max_retries": 0}, self.options)
+            if len({node.host for node in asking.nodes(self.session)}) > 1:
+                fails = "disk works on one host only"
+        if fails:
+            ways = "{'dataframe.shuffle.method': 'tasks', 'array.rechunk.method': 'tasks'}"
+            raise BadValue(f"a shuffle of this graph cannot run here: {fails}; use dask.config.set({ways})")
+
+    def submit(self, unit: Unit) -> None:
+        """Make a task of it."""
+        from dask.utils import key_split
+
+        kind = str(key_split(unit.key))[:100]
+        remote = self.remotes.get(kind)
+        if remote is None:
+            options = self.options if self.options.name else task_options({"name": kind}, self.options)
+            remote = self.remotes[kind] = RemoteFunction(RunNodes(kind), options)
+        shared = self.shared
+        nodes = [(key, with_functions(node, shared) if shared else node) for key, node in unit.nodes.items()]
+        try:
+            unit.ref = remote.remote(nodes, tuple(unit.needs), *[self.need(key) for key in unit.needs])
+        except SerializationError as error:
+            raise SerializationError(f"node {unit.key!r} of the graph: {error}") from error
+        unit.sent_at = time.monotonic()
+        self.under_way[unit] = None
+        self.watch.sent(unit)
+        self.session.when_ready(unit.ref.oid, lambda: self.ended.put(unit))
+
+    def need(self, key: Any) -> Any:
+        """The value of a constant, or a reference."""
+        unit = self.parts.units.get(key)
+        if unit is not None:
+            return unit.ref
+        if key not in self.constants:
+            value = self.parts.constants[key].value
+            one = packed(value, key)
+            self.constants[key] = value if one.nbytes <= LITERAL_BYTES_MAX else self.session.put_packed(one)
+        return self.constants[key]
+
+    def wait(self) -> list[Unit]:
+        """The units that have ended since the last time; none when there is room for more at once."""
+        session, ended = self.session, self.ended
+        found: list[Unit] = []
+        if ended.empty():
+            session.drive.flush_lazily()
+            context = session.context
+            session.going_to_block(context)
+            try:
+                while not found:
+                    try:
+                        found.append(ended.get(timeout=LOOK_S))
+                    except queue.Empty:
+                        self.look_around()
+                        if len(self.under_way) < self.ahead:
+                            break
+            finally:
+                session.blocked_no_more(context)
+        while not ended.empty():
+            found.append(ended.get())
+        return found
+
+    def settle(self, unit: Unit) -> list[Unit]:
+        """A unit has ended: raise its error, let go of what nobody needs any more, and give what can run now."""
+        session = self.session
+        session.check_open()
+        del self.under_way[unit]
+        assert unit.ref is not None
+        if type(session.owner.value_of(unit.ref.oid)) is m.Failed:
+            session.get_one(unit.ref, None, False)
+        self.watch.ended(unit, session)
+        took_s = time.monotonic() - unit.sent_at
+        if not self.fixed_ahead:
+            if took_s < QUICK_S:
+                self.ahead = min(self.ahead + 1, AHEAD_MAX)
+            elif took_s > SLOW_S:
+                self.ahead = max(self.ahead - 1, AHEAD_MIN, AHEAD_PER_CPU * self.cpus)
+        for need in unit.needs:
+            maker = self.parts.units.get(need)
+            if maker is not None:
+                maker.open_users -= 1
+                if not maker.open_users and not maker.wanted:
+                    maker.ref = None
+                    self.watch.released(maker)
+        if not unit.users and not unit.wanted:
+            unit.ref = None
+        for user in unit.users:
+            user.missing -= 1
+        return [user for user in unit.users if not user.missing]
+
+    def fetched(self, wanted: Iterable[Any]) -> dict[Any, Any]:
+        """The values of the keys; arrays are the caller's own."""
+        parts = self.parts
+        refs = {key: unit.ref for key, unit in parts.units.items() if unit.wanted and unit.ref is not None}
+        read = dict(zip(refs, self.session.get(list(refs.values()), None, True), strict=True))
+        values = {}
+        for key in wanted:
+            target = parts.targets.get(key, key)
+            values[key] = read[target] if target in read else parts.constants[target].value
+        return values
+
+
+def packed(value: Any, name: Any) -> codec.Packed:
+    """The value, pickled; raises SerializationError with the name."""
+    try:
+        return codec.pack(value)
+    except SerializationError as error:
+        raise SerializationError(f"{name!r} of the graph: {error}") from error
+
+

@@ -1,0 +1,294 @@
+"""flow.Executor: the engine behind the interface of concurrent.futures."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import itertools
+import threading
+import types
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..core.owner_state import CancelAsked
+from ..errors import BadType, BadValue, StaleSession, TaskCancelled
+from ..functions import RemoteFunction
+from ..options import task_options, whole
+from ..refs import ObjectRef, current_session
+from .calls import Call, CallOfAny, CallOfEach, InitializerFailed, Setup, run_each
+
+if TYPE_CHECKING:
+    from ..runtime.session import Session
+WORKERS_MAX = 1 << 20
+CHUNK_MAX = 1 << 40
+RUNNERS_MAX = 1_000  # names under which an executor runs what comes with its calls
+NAME_CHARS = 100
+
+
+class TaskFuture(concurrent.futures.Future[Any]):
+    """A standard future of one task; cancel() says True as long as the task has not begun."""
+
+    def __init__(self, executor: Executor, submit: Callable[[], ObjectRef]) -> None:
+        super().__init__()
+        self._executor = executor
+        self._submit: Callable[[], ObjectRef] | None = submit  # until the engine has it
+        self._ref: ObjectRef | None = None  # while the engine has it
+        self._context = current_session().context
+
+    def cancel(self) -> bool:
+        """End the task if it has not begun; False when it runs or has ended."""
+        if self.done():
+            return self.cancelled()
+        if self._executor._take_out(self):
+            super().cancel()
+            self.set_running_or_notify_cancel()
+            self._executor._close(self)
+            return True
+        ref = self._ref
+        if ref is None or ref._session.closed or not ref._session.withdraw(ref.oid):
+            return self.cancelled()
+        return super().cancel()
+
+    def running(self) -> bool:
+        """The task was sent to a worker and has not ended."""
+        ref = self._ref
+        obj = None if ref is None else ref._session.owner.objects.get(ref.oid)
+        task = None if obj is None else obj.task
+        return task is not None and task.lease is not None and not self.done()
+
+    def _begin(self) -> None:
+        """Give the task to the engine, which tells when it is over."""
+        assert self._submit is not None
+        ref = self._ref = self._submit()
+        self._submit = None
+        session: Session = ref._session
+        session.going_to_block(self._context)  # whoever waits for the future does not compute
+        session.when_ready(ref.oid, lambda: self._over(session))
+
+    def _over(self, session: Session) -> None:
+        session.blocked_no_more(self._context)
+        session.callbacks.run(self._fulfil)  # unpickling, and what waits for it, is user code and may take long
+
+    def _fulfil(self) -> None:
+        ref, value, error = self._ref, None, None
+        assert ref is not None
+        try:
+            value = ref._session.values.load(ref.oid, True, None)
+        except BaseException as raised:
+            error = raised
+        self._ref = None
+        if isinstance(error, (InitializerFailed, StaleSession)):
+            self._executor._give_up(error)
+        self._executor._next()
+        if isinstance(error, TaskCancelled):
+            super().cancel()
+        if self.set_running_or_notify_cancel():
+            if error is None:
+                self.set_result(value)
+            else:
+                self.set_exception(error)
+        self._executor._close(self)
+        del error
+
+
+class Executor(concurrent.futures.Executor):
+    """A concurrent.futures.Executor whose calls are tasks of the engine.
+
+    max_workers: how many run at once (default: as many as the cluster has slots for). initializer(*initargs) runs in
+    each worker process before its first call of this executor; an error in it makes the executor broken. Other
+    keywords are options of tasks (num_cpus, max_retries, timeout_s ...). Works in the program, in tasks and in actors;
+    starts the default engine when there is none. Raises BadValue or BadType.
+    """
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        *,
+        initializer: Callable[..., object] | None = None,
+        initargs: Iterable[Any] = (),
+        **options: Any,
+    ) -> None:
+        if initializer is not None and not callable(initializer):
+            raise BadType(f"initializer must be a function, not {initializer!r}")
+        if "num_returns" in options:
+            raise BadValue("num_returns is not for an executor: each future has one result")
+        count = 1 if max_workers is None else whole("max_workers", max_workers, -WORKERS_MAX, WORKERS_MAX)
+        if count <= 0:
+            raise BadValue(f"max_workers must be greater than 0, not {max_workers!r}")
+        self._max_workers = None if max_workers is None else count
+        self._options = task_options(options)
+        self._setup = Setup(initializer, tuple(initargs)) if initializer is not None else None
+        self._lock = threading.Lock()
+        self._less = threading.Condition(self._lock)  # a call has ended
+        self._waiting: OrderedDict[TaskFuture, None] = OrderedDict()
+        self._open: dict[TaskFuture, None] = {}  # what has not ended; its order is that of submission
+        self._busy = 0  # how many of them the engine has
+        self._closed = False
+        self._broken: BaseException | None = None
+        self._known: weakref.WeakKeyDictionary[Any, dict[type[Call], RemoteFunction]] = weakref.WeakKeyDictionary()
+        self._runners: dict[str, RemoteFunction] = {}
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
+        """Submit one call: never blocks. References at the top of the arguments arrive as values.
+
+        Raises RuntimeError after shutdown, BrokenExecutor when the initializer has failed, SerializationError for what
+        cannot be pickled.
+        """
+        if not callable(fn):
+            raise BadType(f"submit takes a function, not {fn!r}")
+        self._check_open()
+        function, args = self._remote(fn, args)
+        future = TaskFuture(self, function._later(*args, **kwargs))
+        with self._lock:
+            self._check_open()
+            self._open[future] = None
+            if self._max_workers is not None and self._busy >= self._max_workers:
+                self._waiting[future] = None
+                return future
+            self._busy += 1
+        try:
+            future._begin()
+        except BaseException:
+            self._next()
+            self._close(future)
+            raise
+        return future
+
+    def map(
+        self,
+        fn: Callable[..., Any],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        **rest: Any,
+    ) -> Iterator[Any]:
+        """The results of fn over the zipped iterables, in order; one task makes `chunksize` of them.
+
+        The iterator raises TimeoutError when a result is not there `timeout` seconds after the call of map.
+        """
+        size = whole("chunksize", chunksize, 1, CHUNK_MAX)
+        if size == 1:
+            return super().map(fn, *iterables, timeout=timeout, **rest)
+        chunks = chunked(zip(*iterables, strict=False), size)
+        results = super().map(run_each, itertools.repeat(fn), chunks, timeout=timeout, **rest)
+        return itertools.chain.from_iterable(results)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls. wait: return when all have ended; cancel_futures: end what has not begun."""
+        with self._lock:
+            self._closed = True
+            pending = list(self._open) if cancel_futures else []
+        for future in reversed(pending):  # the newest have the best chance not to have begun
+            future.cancel()
+        if wait:
+            with self._less:
+                while self._open:
+                    self._less.wait()
+
+    def stop(self) -> None:
+        """Shut down at once: what has not begun never does, what runs gets TaskCancelled."""
+        self.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            refs = [future._ref for future in self._open]
+        for ref in refs:
+            if ref is not None and not ref._session.closed:
+                ref._session.step(CancelAsked(ref.oid, False, True))
+
+    def __repr__(self) -> str:
+        state = "shut down" if self._closed else "open"
+        return f"Executor({state}, {self._busy} tasks under way, {len(self._waiting)} waiting)"
+
+    # --- the way of a call ------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._broken is not None:
+            raise concurrent.futures.BrokenExecutor(str(self._broken)) from self._broken
+        if self._closed:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+
+    def _remote(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[RemoteFunction, tuple[Any, ...]]:
+        """The remote function that runs the call, and its arguments.
+
+        A plain function is sent once. What carries state (a method, a closure, a partial) goes with each call, as it
+        is at that moment.
+        """
+        kind, own, rest = (CallOfEach, args[0], args[1:]) if fn is run_each else (Call, fn, args)
+        if self._setup is None and is_plain(own):
+            known = self._known.setdefault(own, {})
+            if kind not in known:
+                known[kind] = self._named_remote(own, kind(own))
+            return known[kind], rest
+        runner = self._runners.get(name := function_name(own))
+        if runner is None:
+            runner = self._named_remote(own, CallOfAny(self._setup))
+            if len(self._runners) < RUNNERS_MAX:
+                self._runners[name] = runner
+        return runner, (fn, *args)
+
+    def _named_remote(self, fn: Callable[..., Any], call: Call) -> RemoteFunction:
+        """The remote form of a call, with the name of its function."""
+        return RemoteFunction(call, task_options({"name": self._options.name or function_name(fn)}, self._options))
+
+    def _take_out(self, future: TaskFuture) -> bool:
+        """Take a call out of the queue of this executor; False when it is not there."""
+        with self._lock:
+            if future not in self._waiting:
+                return False
+            del self._waiting[future]
+            return True
+
+    def _give_up(self, error: BaseException) -> None:
+        """What waits here cannot run any more, and after a failed initializer nothing can."""
+        with self._lock:
+            if isinstance(error, InitializerFailed):
+                self._broken = self._broken or error
+            waiting, self._waiting = list(self._waiting), OrderedDict()
+        for lost in waiting:
+            lost.set_exception(error)
+            self._close(lost)
+
+    def _next(self) -> None:
+        """The engine has one less: the next one of the queue takes its place."""
+        while True:
+            with self._lock:
+                self._busy -= 1
+                if not self._waiting:
+                    return
+                future, _ = self._waiting.popitem(last=False)
+                self._busy += 1
+            try:
+                future._begin()
+                return
+            except BaseException as error:
+                future.set_exception(error)
+                self._close(future)
+
+    def _close(self, future: TaskFuture) -> None:
+        """The future has its result, or never will."""
+        with self._lock:
+            self._open.pop(future, None)
+            self._less.notify_all()
+
+
+def function_name(fn: Callable[..., Any]) -> str:
+    """What the tasks of a function are called."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = getattr(fn, "__qualname__", None) or type(fn).__name__
+    return str(name).rpartition("<locals>.")[2][:NAME_CHARS]
+
+
+def is_plain(fn: Any) -> bool:
+    """Whether it is a function without state of its own."""
+    if isinstance(fn, types.BuiltinFunctionType):
+        return isinstance(fn.__self__, types.ModuleType)
+    return isinstance(fn, types.FunctionType) and fn.__closure__ is None
+
+
+def chunked(items: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
+    """The items in tuples of `size`, the last one as long as it is."""
+    iterator = iter(items)
+    while chunk := tuple(itertools.islice(iterator, size)):
+        yield chunk

@@ -1,0 +1,142 @@
+// The pictures of the page: runs of tasks as bars over time, and small curves.
+
+export const WINDOW_MS = 30000;
+const ROW_PX = 14, GAP_PX = 3, LABEL_PX = 130, LABEL_NARROW_PX = 60, AXIS_PX = 18, THIN_PX = 2, ROWS_MAX = 200, LEGEND_MAX = 12;
+const SVG = "http://www.w3.org/2000/svg";
+
+const hues = new Map();
+
+// A colour for a function: hues far from one another in the order in which functions come, and from the red of failures.
+export function colour(name, dark) {
+  if (!hues.has(name)) hues.set(name, Math.round(40 + (170 + hues.size * 171.6) % 280));
+  return `hsl(${hues.get(name)} ${dark ? "55% 58%" : "60% 45%"})`;
+}
+
+const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
+
+export class Timeline {
+  constructor(canvas, under, legend) {
+    this.canvas = canvas;
+    this.under = under;
+    this.legend = legend;
+    this.said = under.textContent;
+    this.runs = [];     // {at, long, name, node, worker, outcome, task, attempt}
+    this.rows = [];     // worker ids in their order, with their nodes
+    this.open = [];
+    this.boxes = [];
+    canvas.addEventListener("pointermove", (event) => this.point(event));
+    canvas.addEventListener("pointerleave", () => { this.under.textContent = this.said; });
+  }
+
+  add(found) {
+    for (const [at, long, name, node, worker, outcome, task, attempt] of found)
+      this.runs.push({ at, long, name, node, worker, outcome, task, attempt });
+  }
+
+  // now: the head's clock. Keeps what is still to be seen, and which workers have a row.
+  turn(nodes, now) {
+    this.runs = this.runs.filter((run) => run.at + run.long > now - WINDOW_MS);
+    const rows = new Map();
+    this.open = [];
+    for (const node of nodes)
+      for (const worker of node.workers) {
+        if (worker.state !== "dying") rows.set(worker.worker_id, node);
+        if (worker.since_ms && now - worker.since_ms > 700)
+          this.open.push({
+            at: worker.since_ms, long: Infinity, name: worker.name || worker.actor || "task", node: node.node_id,
+            worker: worker.worker_id, outcome: worker.name === worker.actor ? "lives" : "running",
+            task: worker.task.slice(0, 12), attempt: worker.attempt });
+      }
+    for (const run of this.runs) if (!rows.has(run.worker)) rows.set(run.worker, { node_id: run.node, host: "" });
+    this.rows = [...rows].slice(0, ROWS_MAX);
+  }
+
+  draw(now) {
+    const dark = isDark(), style = getComputedStyle(document.documentElement);
+    const [ink, line, bad] = ["--soft", "--line", "--bad"].map((name) => style.getPropertyValue(name));
+    const width = this.canvas.clientWidth, height = Math.max(1, this.rows.length) * (ROW_PX + GAP_PX) + AXIS_PX;
+    const scale = window.devicePixelRatio || 1, label = width < 600 ? LABEL_NARROW_PX : LABEL_PX;
+    if (this.canvas.width !== Math.round(width * scale) || this.canvas.height !== Math.round(height * scale)) {
+      this.canvas.width = Math.round(width * scale);
+      this.canvas.height = Math.round(height * scale);
+      this.canvas.style.height = `${height}px`;
+    }
+    const pen = this.canvas.getContext("2d");
+    const place = new Map(this.rows.map(([id], index) => [id, index * (ROW_PX + GAP_PX)]));
+    pen.setTransform(scale, 0, 0, scale, 0, 0);
+    pen.clearRect(0, 0, width, height);
+    pen.font = "11px system-ui, sans-serif";
+    pen.textBaseline = "middle";
+    const x = (at) => label + (width - label) * (1 - (now - at) / WINDOW_MS), bottom = height - AXIS_PX;
+    pen.fillStyle = ink;
+    for (const [id, top] of place) pen.fillText(width < 600 ? id.split(".").at(-1) : id, 0, top + ROW_PX / 2, label - 6);
+    for (let ago = 0; ago <= WINDOW_MS; ago += 5000) {
+      pen.fillStyle = line;
+      pen.fillRect(x(now - ago), 0, 1, bottom);
+      pen.fillStyle = ink;
+      pen.textAlign = ago ? "center" : "right";
+      if (ago < WINDOW_MS) pen.fillText(ago ? `${-ago / 1000} s` : "now", x(now - ago), bottom + AXIS_PX / 2);
+    }
+    pen.textAlign = "left";
+    this.boxes = [];
+    for (const run of [...this.runs, ...this.open]) {
+      const top = place.get(run.worker);
+      if (top === undefined) continue;
+      const left = Math.max(label, x(run.at)), right = Math.min(width, x(Math.min(now, run.at + run.long)));
+      if (right <= label) continue;
+      const failed = !["done", "running", "lives"].includes(run.outcome), wide = Math.max(right - left, 1);
+      const thin = run.outcome === "lives";   // an actor that runs no call
+      pen.globalAlpha = run.outcome === "running" ? 0.6 : 1;
+      pen.fillStyle = failed ? bad : colour(run.name, dark);
+      pen.fillRect(left, thin ? top + ROW_PX / 2 : top, wide, thin ? THIN_PX : ROW_PX);
+      pen.globalAlpha = 1;
+      if (wide > 60 && !thin) {
+        pen.save();
+        pen.beginPath();
+        pen.rect(left, top, wide, ROW_PX);
+        pen.clip();
+        pen.fillStyle = dark ? "#101418" : "#ffffff";
+        pen.fillText(run.name, left + 4, top + ROW_PX / 2);
+        pen.restore();
+      }
+      this.boxes.push([left, top, wide, run]);
+    }
+  }
+
+  // The colours of what is seen most.
+  legends() {
+    const dark = isDark(), count = new Map();
+    for (const run of [...this.runs, ...this.open]) count.set(run.name, (count.get(run.name) || 0) + 1);
+    const names = [...count.keys()].sort((a, b) => count.get(b) - count.get(a)).slice(0, LEGEND_MAX).sort();
+    if (this.legend.dataset.names === names.join("\n") + dark) return;
+    this.legend.dataset.names = names.join("\n") + dark;
+    this.legend.replaceChildren(...names.map((name) => {
+      const item = document.createElement("li"), box = document.createElement("i");
+      box.style.background = colour(name, dark);
+      item.append(box, name);
+      return item;
+    }));
+  }
+
+  point(event) {
+    const x = event.offsetX, y = event.offsetY;
+    const hit = this.boxes.findLast(([left, top, wide]) =>
+      x >= left - 2 && x <= left + wide + 2 && y >= top && y <= top + ROW_PX);
+    if (!hit) { this.under.textContent = this.said; return; }
+    const run = hit[3], took = run.long === Infinity ? run.outcome : `${run.outcome} after ${run.long.toLocaleString()} ms`;
+    this.under.textContent = `${run.name} ${run.task}, attempt ${run.attempt}: ${took}; worker ${run.worker} of node ${run.node}`;
+  }
+}
+
+// A curve of the last values, for a tile.
+export function curve(values) {
+  const svg = document.createElementNS(SVG, "svg"), path = document.createElementNS(SVG, "path");
+  const most = Math.max(...values, 1e-9);
+  svg.setAttribute("viewBox", "0 0 60 20");
+  svg.setAttribute("preserveAspectRatio", "none");
+  svg.setAttribute("aria-hidden", "true");
+  const from = 60 - values.length + 1;
+  path.setAttribute("d", values.map((value, index) => `${index ? "L" : "M"}${from + index},${19 - 18 * value / most}`).join(""));
+  svg.append(path);
+  return svg;
+}
