@@ -111,6 +111,7 @@ class OwnerBase(ABC):
         self.promised: dict[bytes, None] = {}  # objects that will have a value here though no task makes them
         self.circles: dict[int, str] = {}  # waits that were broken since they would never have ended
         self.unannounced: dict[bytes, Obj] = {}  # borrowed, and the owner does not know about us yet
+        self.read_last: tuple[m.Value | None, dict[bytes, m.RefTo]] = (None, {})  # a stored value, what is inside
         self.borrowed_by: dict[str, dict[bytes, Obj]] = {}  # borrower -> objects of ours that it holds
         self.unconfirmed: dict[tuple[str, bytes], list[Task]] = {}  # (owner, object): tasks that hold it until then
         self.fetch_errors: dict[bytes, str] = {}

@@ -106,10 +106,10 @@ class LeaseRules(WayRules, GangRules):
     # --- pushing ----------------------------------------------------------------------------------
 
     def run_us(self, task: Task) -> int:
-        """Expected run time; unknown functions count as half a pipeline."""
+        """Expected run time; an unknown function fills a pipeline, as it may take long and another slot may be free."""
         cost = self.costs.get(task.spec.function)
         if cost is None or cost.run_us < 0:
-            return self.pipeline_us_max >> 1
+            return self.pipeline_us_max
         return int(cost.run_us) + 5
 
     def push(self, lease: Lease, task: Task) -> None:

@@ -44,13 +44,23 @@ class RefRules(OwnerBase):
         """References were unpickled here; those inside of a borrowed object are introduced to their owners by us."""
         outer = self.objects.get(event.via) if event.via else None
         for ref in event.refs:
-            obj = self.known(ref)
+            obj = self.known(ref if outer is None else self.named_in(outer, ref))
             obj.local += 1
             if obj.owner and not obj.introduced and outer is not None and obj.via is None:
                 self.introduce(obj)
                 obj.via = outer
                 outer.pins += 1
                 self.send(obj.owner, m.BorrowAdded(obj.oid, self.me, 1, True))
+
+    def named_in(self, outer: Obj, ref: m.RefTo) -> m.RefTo:
+        """A reference inside of a stored value as its owner names it: the bytes may be those of a former life."""
+        value = outer.value
+        if type(value) is not m.Stored or ref.oid in self.objects:
+            return ref
+        if value is not self.read_last[0]:
+            self.read_last = (value, {inner.oid: inner for inner in value.contained})
+        named = self.read_last[1].get(ref.oid, ref)
+        return ref if named.owner in self.dead else named
 
     def refs_dropped(self, event: s.RefsDropped, sender: str) -> None:
         """ObjectRef instances are gone."""

@@ -6,7 +6,9 @@ from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
 from flowengine.core.ids import child_id
+from flowengine.core.invariants import check
 from flowengine.core.owner import Owner
+from flowengine.core.owner_leases import NODES_ASKED_MAX
 
 ME, HOME, FAR = "tcp://127.0.0.1:1#me", "tcp://127.0.0.1:2#home", "tcp://127.0.0.1:3#far"
 ONE = (("CPU", 1.0),)
@@ -97,3 +99,46 @@ def test_a_worker_that_was_only_cut_off_is_not_dead_when_it_is_granted_again():
     scene.step(m.NodesChanged((HOME_ENTRY, FAR_ENTRY)), HOME)
     scene.granted(FAR, 1)
     assert f"{FAR}-worker1" not in scene.owner.dead
+
+
+def over_many_nodes(count: int) -> Scene:
+    """Tasks that wait, and nodes that were named one after the other; each grants one lease."""
+    scene = Scene()
+    scene.submit(150)
+    for number in range(count):
+        node = f"tcp://127.0.0.1:9#{number}"
+        sent = scene.step(m.LeaseRedirected(ONE, (), node), HOME)
+        assert [to for to, message in sent if isinstance(message, m.LeaseDemand)] == [node]  # the others stay as told
+        scene.granted(node, 1)
+    return scene
+
+
+def test_of_many_nodes_few_are_asked_again_when_tasks_come_after_there_were_none():
+    scene = over_many_nodes(100)
+    queue = scene.owner.queues[ONE, ()]
+    for lease in range(1, 100):
+        scene.granted(HOME, lease)
+        if not queue.count:
+            break
+    assert len(queue.demand) == NODES_ASKED_MAX
+    assert check(scene.owner) == []
+    far = "tcp://127.0.0.1:9#99"
+    assert scene.demand(far) is None
+    scene.submit(500)
+    scene.step(m.LeaseRedirected(ONE, (), far), HOME)
+    assert scene.demand(far).granted == 1  # as the node counts
+
+
+def test_totals_outlive_a_queue_that_was_forgotten():
+    scene = Scene()
+    shapes = [(("CPU", 1.0), (f"R{number}", 1.0)) for number in range(80)]
+    for lease, shape in enumerate([*shapes, shapes[0]], 1):
+        task = child_id(b"", 1_000 + lease)
+        sent = scene.step(s.Submitted(m.TaskSpec(task, b"f", "f", shape=shape), b"blob"))
+        assert totals(sent, HOME)[0] == (2 if lease == 81 else 1)  # the node has not forgotten that it granted one
+        scene.step(m.LeaseGranted(lease, shape, (), f"w{lease}", f"w{lease}", "home"), HOME)
+        scene.step(m.TaskDone(task, 1, (m.Inline(b"x"),), 10), f"w{lease}")
+        for _ in range(3):
+            scene.now += 1.0
+            scene.step(s.IdleLooked(shape, ()))
+    assert len(scene.owner.queues) < 70
