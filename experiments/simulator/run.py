@@ -1,4 +1,4 @@
-"""How messages per task, the head's load and the time per decision grow with the nodes: real machines, virtual hosts."""
+"""How messages per task, the head's load and the time per decision grow with nodes: real machines, virtual hosts."""
 from __future__ import annotations
 
 import argparse
@@ -158,7 +158,7 @@ def main() -> int:
     if not args.nodes or args.out:
         write(args.out or ("results.csv" if args.tasks else "scaling.csv"), rows)
     if not args.nodes and not args.tasks:
-        (HERE / "scaling.svg").write_text(picture(rows))
+        (HERE / "picture.svg").write_text(picture(rows))
     return 0
 
 

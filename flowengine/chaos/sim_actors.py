@@ -150,7 +150,7 @@ class ActorSteps:
             spec = placed(spec, process.world.scenario.nodes)
         process.begin_parent()
         process.step(s.Submitted(spec, b"actor"))
-        handle = p.Ref(object_id(spec.id, 0), context.driver.partition(" ")[0] or process.address, m.HANDLE)
+        handle = p.Ref(process, object_id(spec.id, 0), context.driver.partition(" ")[0] or process.address, m.HANDLE)
         context.refs.append(handle)
         self.env[op.name] = handle
         yield from ()

@@ -61,16 +61,22 @@ class Interrupted(Exception):
 class Ref:
     """A reference of user code; alive until it is dropped."""
 
-    __slots__ = ("alive", "heir", "oid", "owner")
+    __slots__ = ("alive", "heir", "oid", "owner", "process")
 
-    def __init__(self, oid: bytes, owner: str, heir: str) -> None:
+    def __init__(self, process: Process, oid: bytes, owner: str, heir: str) -> None:
+        self.process = process
         self.oid = oid
         self.owner = owner
         self.heir = heir
         self.alive = True
 
     def to(self) -> m.RefTo:
-        """As it travels."""
+        """As it travels: the object may have another owner than when the reference was made."""
+        process = self.process
+        obj = process.owner.objects.get(self.oid)
+        if obj is not None and (obj.owner or process.address) != self.owner:
+            mine = process.address, process.context.heir
+            self.owner, self.heir = (obj.owner, obj.heir) if obj.owner else mine
         return m.RefTo(self.oid, self.owner, self.heir)
 
 
@@ -375,7 +381,7 @@ class Process(Peer):
         """References come into user code."""
         made = []
         for ref in refs:
-            made.append(Ref(ref.oid, ref.owner, ref.heir))
+            made.append(Ref(self, ref.oid, ref.owner, ref.heir))
             self.step(s.RefsMade((ref,), via))
         context.refs += made
         return made
@@ -434,7 +440,7 @@ class Process(Peer):
 
     def made_ref(self, context: Context, oid: bytes) -> Ref:
         """A reference to something of ours."""
-        ref = Ref(oid, self.address, context.heir)
+        ref = Ref(self, oid, self.address, context.heir)
         context.refs.append(ref)
         return ref
 

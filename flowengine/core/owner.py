@@ -402,6 +402,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
             if type(old) is m.Stored and type(value) is m.Stored and not obj.owner:
                 nodes = tuple(dict.fromkeys((*old.nodes, *value.nodes)))
                 obj.value = m.Stored(old.size_bytes, nodes, old.contained, old.array)
+                if len(nodes) < len(old.nodes) + len(value.nodes):  # a node has not heard yet of the later one
+                    obj.strays = dict.fromkeys(value.nodes, None)
             elif not obj.owner:
                 self.refuse(obj.oid, value)
             return False

@@ -119,6 +119,7 @@ class OwnerBase(ABC):
         # slots
         self.queues: dict[QueueKey, Queue] = {}
         self.leases: dict[tuple[str, int], Lease] = {}  # by node and number
+        self.lent: dict[tuple[str, int], Lease] = {}  # the same, by worker and number
         self.costs: dict[bytes, Cost] = {}  # by function
         self.placing = Placing()
         self.gangs: dict[str, Gang] = {}

@@ -352,7 +352,7 @@ class LeaseRules(WayRules, GangRules):
 
     def taken_back(self, event: m.TakenBack, sender: str) -> None:
         """The worker gave back tasks that had not begun."""
-        lease = next((le for le in self.leases.values() if le.id == event.lease and le.worker == sender), None)
+        lease = self.lent.get((sender, event.lease))
         again: list[Task] = []
         for task_id in event.tasks:
             task = self.tasks.get(task_id)
@@ -448,7 +448,7 @@ class LeaseRules(WayRules, GangRules):
         lease.devices = event.devices
         lease.idle_since = lease.began_at = self.now
         self.lives.begin(self.now)
-        self.leases[sender, event.lease] = lease
+        self.leases[sender, event.lease] = self.lent[event.worker, event.lease] = lease
         queue.leases[sender, event.lease] = lease
         queue.rotation.appendleft(lease)
         queue.reason = ""
@@ -515,6 +515,7 @@ class LeaseRules(WayRules, GangRules):
         queue = lease.queue
         if self.leases.pop((lease.node, lease.id), None) is not None:
             self.lives.end(lease.began_at, self.now)
+            self.lent.pop((lease.worker, lease.id), None)
         queue.leases.pop((lease.node, lease.id), None)
         if lease.open:
             lease.open = False

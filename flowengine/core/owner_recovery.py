@@ -360,6 +360,7 @@ class RecoveryRules(OwnerBase):
             for node in value.nodes:
                 self.send(node, m.LoseObject(obj.oid))
             if not obj.owner:
+                obj.strays = dict.fromkeys(value.nodes, None)  # a node may hear later that it has it
                 self.copies_lost(obj, value.nodes)
                 return
         if obj.owner:

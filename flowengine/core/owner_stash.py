@@ -36,6 +36,8 @@ class StashRules(OwnerBase):
             self.out.append(c.KeepNote(event.kind, event.number, event.payload))
             return
         if is_own(event.kind):
+            if parent.caller in self.dead:
+                return  # nobody keeps it, so nothing waits for that: this run ends, and another does not ask for it
             entry = (event.kind, event.number, event.payload)
             self.out.append(self.stash.insist(event.task, parent.caller, parent.attempt, entry))
             return

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 
 from .resources import Units, plain, shown_amount
 
@@ -68,12 +70,17 @@ class Plan:
 
     def able(self, units: Units) -> list[str]:
         """Nodes with room for a bundle."""
-        strict = self.strategy == STRICT_SPREAD
-        return [
-            node
-            for node, amounts in self.free.items()
-            if not (strict and self.used.get(node)) and all(amounts.get(name, 0) >= count for name, count in units)
-        ]
+        return [node for node in self.free if self.fits(node, units)]
+
+    def fits(self, node: str, units: Units) -> bool:
+        """Whether the node has room for a bundle."""
+        if self.strategy == STRICT_SPREAD and self.used.get(node):
+            return False
+        amounts = self.free[node]
+        for name, count in units:
+            if amounts.get(name, 0) < count:
+                return False
+        return True
 
     def put(self, index: int, node: str, sign: int = 1) -> None:
         """Give the bundle to the node, or take it away again (sign -1)."""
@@ -87,12 +94,17 @@ class Plan:
             del self.chosen[index]
 
     def greedily(self) -> bool:
-        """One bundle after the other to the node that is liked best."""
-        for index in self.missing:
-            able = self.able(self.bundles[index])
-            if not able:
-                return False
-            self.put(index, min(able, key=self.price))
+        """One bundle after the other to the node that is liked best; each changes the price of one node only."""
+        for units, alike in groupby(self.missing, key=lambda index: self.bundles[index]):
+            line = [(self.price(node), node) for node in self.able(units)]
+            heapq.heapify(line)
+            for index in alike:
+                if not line:
+                    return False
+                node = heapq.heappop(line)[1]
+                self.put(index, node)
+                if self.fits(node, units):
+                    heapq.heappush(line, (self.price(node), node))
         return True
 
     def search(self, depth: int) -> bool:

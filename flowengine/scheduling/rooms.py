@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from flowengine.core.messages import NodeEntry, Shape
 
@@ -17,6 +18,7 @@ from .placement import ANYWHERE, RUN_S_GUESS, allows, cost_s, rank_of
 from .resources import ACTOR, Units, is_own, plain, resolve, shown_amount, units_of
 
 SAMPLE = 16  # nodes that are compared for one demand
+LOOKS_MAX = 512  # nodes that are looked at to find those; one that is missed serves it after its next report
 EVERY = ""  # the name under which all nodes are listed
 
 Amounts = Mapping[str, int]
@@ -203,7 +205,7 @@ class Rooms:
         """Adds nodes that fit, up to a bound; what does not fit is looked at last the next time."""
         for nodes in self._rarest(self.open, wish.need):
             passed: list[str] = []
-            for node_id in nodes:
+            for node_id in islice(nodes, LOOKS_MAX):
                 if len(found) >= SAMPLE:
                     break
                 room = self.nodes[node_id]

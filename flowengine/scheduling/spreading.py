@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import weakref
 import zlib
 from collections import deque
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 2.0  # a node may have to start a process first
 STILL_THERE_MAX = 2  # calls that turn out to be under way still, for each look
+STALE_MAX = 8  # places in the line for each node, until it is made anew
 NO_LIMIT = 1 << 30
 ANYWHERE = Policy()
 
@@ -33,6 +35,7 @@ class Count:
         self.turn = 0
         self.turns: dict[str, int] = {}  # when each node was chosen last
         self.chance: dict[str, int] = {}  # by node
+        self.line: list[tuple[int, int, int, str]] = []  # a heap of these nodes, the emptiest first; some twice
         self.policies: dict[tuple[type, str], Policy] = {}
         self.rooms: list[tuple[str, int]] = []  # of nodes that could run it, and how often
         self.known: tuple[tuple[NodeEntry, ...], Shape] = (), ()  # of which nodes and amounts
@@ -50,6 +53,7 @@ class Count:
             else:
                 self.calls.popleft()
                 self.under_way[node_id] -= 1
+                self.line_up(node_id)
 
     def add(self, node_id: str, oid: bytes) -> None:
         """A call was submitted that goes there."""
@@ -57,6 +61,7 @@ class Count:
         self.under_way[node_id] = self.under_way.get(node_id, 0) + 1
         self.turn += 1
         self.turns[node_id] = self.turn
+        self.line_up(node_id)
 
     def able(self, session: Session, shape: Shape) -> list[tuple[str, int]]:
         """Nodes that could run the shape if they were empty, and how often."""
@@ -65,6 +70,7 @@ class Count:
             self.known = nodes, shape
             self.rooms = [(entry.node_id, room) for entry, room in able_nodes(nodes, shape)]
             self.chance = {node_id: zlib.crc32(node_id.encode(), self.seed) for node_id, _ in self.rooms}
+            self.line = []
         return self.rooms
 
     def policy(self, kind: type[Spread | Pack], node_id: str, scope: bytes) -> Policy:
@@ -77,11 +83,22 @@ class Count:
 
     def emptiest(self) -> str:
         """The node with the fewest; of several the one whose turn is longest ago, then by chance."""
-        under_way, turns, chance = self.under_way, self.turns, self.chance
-        names = [name for name, _ in self.rooms]
-        least = min([under_way.get(name, 0) for name in names])
-        names = [name for name in names if under_way.get(name, 0) == least]
-        return names[0] if len(names) == 1 else min(names, key=lambda name: (turns.get(name, 0), chance[name]))
+        line = self.line
+        if not line or len(line) > STALE_MAX * len(self.chance):
+            line = self.line = [self.place_of(node_id) for node_id in self.chance]
+            heapq.heapify(line)
+        while line[0] != self.place_of(line[0][-1]):
+            heapq.heappop(line)
+        return line[0][-1]
+
+    def place_of(self, node_id: str) -> tuple[int, int, int, str]:
+        """Where the node stands in the line."""
+        return (self.under_way.get(node_id, 0), self.turns.get(node_id, 0), self.chance[node_id], node_id)
+
+    def line_up(self, node_id: str) -> None:
+        """Its place is another now; the old one is passed over when it comes first."""
+        if self.line and node_id in self.chance:
+            heapq.heappush(self.line, self.place_of(node_id))
 
 
 class Spread(Policy, frozen=True, kw_only=True):

@@ -101,6 +101,14 @@ def test_a_worker_that_was_only_cut_off_is_not_dead_when_it_is_granted_again():
     assert f"{FAR}-worker1" not in scene.owner.dead
 
 
+def test_tasks_that_have_not_run_yet_do_not_wait_behind_each_other_while_another_slot_may_be_free():
+    scene = Scene()
+    scene.submit(2)
+    sent = scene.granted(HOME, 1)
+    assert sum(isinstance(message, m.PushTask) for _, message in sent) == 1
+    assert scene.demand(HOME).wanted_total > scene.demand(HOME).granted
+
+
 def over_many_nodes(count: int) -> Scene:
     """Tasks that wait, and nodes that were named one after the other; each grants one lease."""
     scene = Scene()

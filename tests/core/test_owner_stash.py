@@ -156,6 +156,17 @@ def test_what_a_task_says_waits_until_its_choice_is_kept():
     assert not scene.owner.stash.open
 
 
+def test_what_a_task_says_does_not_wait_for_a_journal_that_was_dead_before():
+    scene = Scene()
+    task = b"t" * 16
+    scene.step(m.PeerLost(CALLER, "closed"), CALLER)
+    scene.step(s.ParentBegan(task, CALLER, 1)).step(s.Noted(task, "wait", 0, b"chosen"))
+    assert not scene.sent
+    oid = object_id(child_id(task, 0), 0)
+    scene.step(s.ValuePut(oid, m.Inline(b"x"))).step(m.WatchObject(oid), OTHER)
+    assert scene.sent == [(OTHER, m.ObjectReady(oid, m.Inline(b"x")))]
+
+
 def test_a_slow_journal_confirms_late():
     scene = Scene(Config(journal_delay_s=0.005)).living()
     scene.step(m.StashAdded(scene.actor, 1, (TURN,), (), 1, 1), FIRST)

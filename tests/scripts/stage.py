@@ -5,7 +5,7 @@
     submit TASK [dep=..] [in=..] [n=2] [retries=1] [parent=..] [stream]
     put OBJ | drop OBJ.. | get NUMBER OBJ.. | made OBJ from=OWNER [heir=OWNER/TASK] [via=OBJ]
     grant LEASE WORKER | lost LEASE [running=TASK] | gone PEER | silent LEASE
-    back TASK.. lease=N from=WORKER [blocked]
+    back TASK.. lease=N from=WORKER [blocked] | lose OBJ
     done TASK [value=stored@NODE|inline] [holds=OBJ@OWNER] [attempt=N] | failed TASK kind=..
 Objects are TASK or TASK.1; names stand for themselves in outputs.
 """
@@ -210,6 +210,9 @@ class Stage:
     def do_copies_lost(self, plain: list[str], named: dict[str, str]) -> tuple[Any, str]:
         nodes = (named["node"],)
         return m.CopiesLost(oid(plain[0]), nodes, nodes if "silent" in plain else ()), named["node"]
+
+    def do_lose(self, plain: list[str], named: dict[str, str]) -> tuple[Any, str]:
+        return s.LoseAsked(oid(plain[0])), ""
 
     def do_missing(self, plain: list[str], named: dict[str, str]) -> tuple[Any, str]:
         nodes = (named["node"],)

@@ -9,7 +9,7 @@ from flowengine.core import head as heads
 from flowengine.core import messages as m
 from flowengine.core import node as nodes_
 from flowengine.core.head import Head, HeadSettings
-from flowengine.scheduling.rooms import SAMPLE, Room, Rooms, Wish
+from flowengine.scheduling.rooms import LOOKS_MAX, SAMPLE, Room, Rooms, Wish
 
 SMALL, LARGE = 100, 2_000
 FOUR = (("CPU", 4.0),)
@@ -51,19 +51,19 @@ class CountingRooms(Rooms):
         return super().fits(room, wish)
 
 
-def looks_of_a_head(count: int, free: int) -> list[int]:
-    """How many nodes each of 200 decisions looks at when so many of all have a free slot; the head has to choose."""
+def looks_of_a_head(count: int, free: int, cpus: float = 1.0) -> list[int]:
+    """How many nodes each of 200 decisions looks at when so many of all have three free CPUs."""
     head = Head(HeadSettings("head", "s", "h", 7), Config(), {})
     head.start(0.0)
     head.rooms = head.slots.rooms = CountingRooms()
     for number in range(count):
-        available = FOUR if number < free else (("CPU", 0.0),)
+        available = (("CPU", 3.0),) if number < free else (("CPU", 0.0),)
         entry = m.NodeEntry(f"n{number}", f"n{number}#1", "h", FOUR, available)
         head.handle(m.NodeJoined(entry), 0.0, entry.address)
     looks = []
     for number in range(200):
         before = head.rooms.looks
-        sought = m.SlotsSought(f"owner{number}", (("CPU", 1.0),), (), 1)
+        sought = m.SlotsSought(f"owner{number}", (("CPU", cpus),), (), 1)
         head.handle(sought, 1.0, f"n{count - 1 - number % 10}#1")
         looks.append(head.rooms.looks - before)
     return looks
@@ -74,6 +74,10 @@ def test_a_decision_of_the_head_looks_at_as_many_nodes_in_a_large_cluster(free):
     small, large = looks_of_a_head(SMALL, free), looks_of_a_head(LARGE, free)
     assert sum(large) <= sum(small)
     assert max(large) <= 2 * SAMPLE
+
+
+def test_a_demand_that_nearly_fits_everywhere_looks_at_a_bounded_number():
+    assert max(looks_of_a_head(LARGE, LARGE, cpus=4.0)) <= LOOKS_MAX
 
 
 def test_in_a_large_cluster_few_know_of_all_nodes():
