@@ -13,6 +13,7 @@ import msgspec
 from .errors import FlowError
 from .observe.timeline import on_one_clock, spans, trace
 from .resources import job
+from .scheduling.resources import APART, BESIDE
 
 if TYPE_CHECKING:
     from .runtime.session import Session
@@ -88,7 +89,7 @@ def page_url(session: Session) -> str:
 
 
 def resources(session: Session, which: str) -> dict[str, float]:
-    """Sums over the nodes, with what this program made at run time: total or available."""
+    """Sums over the nodes, with what this program made at run time, but not its policies: total or available."""
     sums: dict[str, float] = {}
     for entry in session.ask(session.node, "nodes"):
         for name, amount in dict(entry[which]).items():
@@ -96,6 +97,8 @@ def resources(session: Session, which: str) -> dict[str, float]:
     with contextlib.suppress(FlowError):  # the head is being started anew
         made = session.ask(session.head, "resource.list", job(session), timeout_s=HEAD_TIMEOUT_S)
         for name, found in made.items():
+            if name.startswith((BESIDE, APART)):
+                continue
             sums[name] = sums.get(name, 0.0) + found[which]
     return sums
 

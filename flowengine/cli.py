@@ -230,14 +230,16 @@ async def _status(connection: Connection) -> None:
 
     async with Visitor(connection) as visitor:
         nodes = await visitor.ask_head("nodes")
-        page, head, fresh, stores, stats, seen = await asyncio.gather(
-            visitor.ask_head("page"), visitor.ask_head("stats"), visitor.ask_all(nodes, "nodes"),
-            visitor.ask_all(nodes, "store"), visitor.ask_all(nodes, "stats"), visitor.ask_all(nodes, "seen"))
+        page, head, bundles, fresh, stores, stats, seen = await asyncio.gather(
+            visitor.ask_head("page"), visitor.ask_head("stats"), visitor.ask_head("bundles.waiting"),
+            visitor.ask_all(nodes, "nodes"), visitor.ask_all(nodes, "store"), visitor.ask_all(nodes, "stats"),
+            visitor.ask_all(nodes, "seen"))
     views = [
         screens.NodeView(entry, own[0] if own else None, store)
         for entry, own, store in zip(nodes, fresh, stores, strict=True)
     ]
     waiting = [queue for answer in seen for process in (answer or ())[1:] for queue in process.get("queues", ())]
+    waiting += bundles or []
     screens.show_status(connection, views, [head, *stats], waiting)
     screens.show_page(*page)
 
@@ -363,7 +365,7 @@ def run_replay(options: argparse.Namespace) -> int:
         left = ", ".join(records.newest(state_dir_of(options))) or "nothing"
         raise BadValue("name a task, an actor or a call, or a file with --from; what programs have left in "
                        f"{state_dir_of(options)}: {left}")
-    debugger = None if options.to else replay.debugger_for(not options.no_debug)
+    debugger = None if options.to else replay.debugger_for(not options.no_debug, "--no-debug to run through")
     sys.path.insert(0, os.getcwd())  # as for the program, which could import what is beside it
     found, session = record_for(options)
     try:

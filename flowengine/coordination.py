@@ -11,16 +11,20 @@ import os
 import queue
 from collections.abc import AsyncIterator, Iterable, Iterator
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from .api import checked_timeout, session_or_start
+from .api import checked_timeout
 from .core.messages import ShareAnswered
 from .errors import BadType, BadValue, GetTimeout, LockLost, QueueClosed
+from .functions import session_of
 from .options import NAME_CHARS_MAX, whole
 from .refs import Current
 from .runtime.sharing import Ask, Sharing, Steps
+
+if TYPE_CHECKING:
+    from .runtime.session import Session
 
 T = TypeVar("T")
 SIZE_MAX = 1 << 40
@@ -32,6 +36,7 @@ class Shared:
     """What all of them have: a name, by which the program knows them."""
 
     _kind = ""
+    _origin: Session | None  # the session that knows it; None: it was not used yet
 
     def __init__(self, name: str | None, size: int = -1) -> None:
         if name is not None and not isinstance(name, str):
@@ -40,6 +45,7 @@ class Shared:
             raise BadValue(f"the name of a {self._kind} has 1 to {NAME_CHARS_MAX} characters and does not begin "
                            f"with '~', not {name[:40]!r}")
         session = Current.session
+        self._origin = session and session.origin
         if name is None:
             name = "~" + (session.sharing.new_name() if session is not None else os.urandom(16).hex())
         self._name = name
@@ -53,6 +59,8 @@ class Shared:
         return self._name
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self._origin is not None:
+            session_of(self._origin, self)
         return _again, (type(self), self._name, self._size)
 
     def __eq__(self, other: object) -> bool:
@@ -65,7 +73,9 @@ class Shared:
         return f"{type(self).__name__}({self._name!r})"
 
     def _sharing(self) -> Sharing:
-        return session_or_start().sharing
+        session = session_of(self._origin, self)
+        self._origin = session.origin
+        return session.sharing
 
     def _do(self, steps: Steps[T]) -> T:
         return self._sharing().blocking(steps)
@@ -110,7 +120,7 @@ class Shared:
 def _again(kind: type[Shared], name: str, size: int) -> Shared:
     """One that was passed on."""
     made = kind.__new__(kind)
-    made._name, made._size = name, size
+    made._name, made._size, made._origin = name, size, Current.session and Current.session.origin
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,7 +18,7 @@ from .options import TaskOptions, shape, task_options
 from .refs import Current, ObjectRef, StreamOfRefs, checked, no_session
 from .runtime.environment import environment_of, inherited
 from .scheduling.placing import Asked, asked_by, keyed, owns
-from .scheduling.policies import Policy
+from .scheduling.policies import Policy, turn_of
 from .scheduling.resources import program_of
 from .slots import Slot
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from .runtime.session import Session
 
 STREAM = -1
+PATH = re.compile(r"(?<=cannot be pickled: )\[([01])\]\[")  # its beginning
 TURNS_KEPT_MAX = 1_000  # of a policy that gives each call another one
 
 
@@ -49,7 +51,7 @@ class Plan:
         self.asked = Asked(self.shape)
         self.keyed: tuple[Asked, str, Asked] | None = None  # what was asked, of which program, with its keys
         if options.placement is not None and session.places:
-            self.asked = asked_by(options.placement, self.shape)
+            self.asked = self._asked_by(options.placement)
             if options.placement.hooked():
                 self.policy = options.placement
         self.owns = owns(self.asked)
@@ -85,15 +87,22 @@ class Plan:
             self.keyed = asked, job, keyed(asked, job)
         return self.keyed[2]
 
+    def _asked_by(self, policy: Policy) -> Asked:
+        asked = asked_by(policy, self.shape)
+        if asked.choice is not None and asked.choice.share:
+            job = program_of(self.session.context.driver, self.session.address)
+            self.session.owner.placing.shares.check(job, asked.choice.share)
+        return asked
+
     def take_turn(self) -> Policy:
         """Before a call whose policy wants to be asked: what it asks for this time."""
         assert self.policy is not None
-        mine = self.policy.turn(self)
+        mine = turn_of(self.policy, self)
         known = self.asks.get(mine)
         if known is None:
             if len(self.asks) >= TURNS_KEPT_MAX:
                 self.asks.clear()
-            asked = asked_by(mine, self.shape)
+            asked = self._asked_by(mine)
             known = self.asks[mine] = asked, owns(asked)
         self.asked, self.owns = known
         return mine
@@ -183,6 +192,20 @@ def start_default() -> Session:
     return Current.session
 
 
+def session_of(origin: Session | None, thing: object) -> Session:
+    """The session of now for a handle that belongs to it, or to none yet: then the default one if there is none.
+
+    Raises StaleSession when the handle belongs to another.
+    """
+    session = Current.session
+    if origin is None:
+        return session or start_default()
+    if session is None or session.origin is not origin:
+        why = no_session() if Current.forked else "its session has ended: make it anew"
+        raise StaleSession(f"{thing!r}: {why}")
+    return session
+
+
 class Packs(Protocol):
     """What a call is packed for: a function's plan, or a method of an actor."""
 
@@ -217,7 +240,7 @@ def pack_call(plan: Packs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     try:
         packed = codec.pack((args, kwargs))
     except SerializationError as error:
-        raise SerializationError(f"arguments of {plan.name}: {named_path(str(error), plan)}") from error
+        raise SerializationError(f"arguments of {plan.name}: {named_path(str(error))}") from error
     nested = tuple([ref.to() for ref in packed.refs if isinstance(ref, ObjectRef)]) if packed.refs else ()
     session = plan.session
     if packed.nbytes <= session.config.inline_bytes_max:
@@ -226,9 +249,9 @@ def pack_call(plan: Packs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     return plan.spec(b"", whole.to(), tuple(deps), nested), whole
 
 
-def named_path(text: str, plan: Packs) -> str:
-    """The codec's path into (args, kwargs) in the words of the call."""
-    return text.replace("[0][", "argument [", 1).replace("[1][", "keyword argument [", 1)
+def named_path(text: str) -> str:
+    """The codec's path into (args, kwargs), if the text tells one, in the words of the call."""
+    return PATH.sub(lambda found: ("argument [", "keyword argument [")[int(found[1])], text, count=1)
 
 
 def packed_exceptions(wanted: bool | tuple[type[BaseException], ...]) -> bytes:

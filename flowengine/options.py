@@ -13,13 +13,14 @@ from typing import Any, Literal, Protocol, SupportsFloat, SupportsIndex
 import msgspec
 
 from flowengine.errors import BadType, BadValue
-from flowengine.scheduling.policies import Policy, share_of
+from flowengine.scheduling.policies import Policy, no_policy, share_of
 
 NUM_RETURNS_MAX = 65_535        # the index of a return takes two bytes
 RETRIES_MAX = 1_000_000
 AMOUNT_MAX = 2.0**53            # beyond it a float does not count single units
 NAME_CHARS_MAX = 1_000
 BUILTIN_RESOURCES = ("CPU", "GPU", "memory")
+INSTEAD = {"runtime_env": "use env_vars and working_dir; "}  # of names that other engines have
 
 Shape = tuple[tuple[str, float], ...]
 
@@ -97,7 +98,7 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
     """The text of an error about a name that does not exist, with the nearest that does."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    meant = f"did you mean {near[0]!r}? " if near else ""
+    meant = INSTEAD.get(str(name)) or (f"did you mean {near[0]!r}? " if near else "")
     return f"there is no {kind} {name!r}: {meant}known are {', '.join(names)}"
 
 
@@ -191,8 +192,7 @@ def _label(name: str, value: Any) -> str:
 
 def _policy(name: str, value: Any) -> Any:
     if value is not None and not isinstance(value, Policy):
-        called = f"; call it: {value.__name__}(...)" if callable(value) and hasattr(value, "__name__") else ""
-        raise BadType(f"{name} must be a policy of flowengine.scheduling, not {value!r}{called}")
+        raise BadType(f"{name} must be a policy of flowengine.scheduling, not {no_policy(value)}")
     if value is not None:
         share_of(value)
     return value
@@ -219,6 +219,8 @@ def _folder(name: str, value: Any) -> str:
         raise BadType(f"{name} must be the path of a folder, not {value!r}")
     if not folder or "\0" in folder:
         raise BadValue(f"{name} must be the path of a folder, not {value!r}")
+    if "://" in folder:
+        raise BadValue(f"{name} must be the path of a folder on the host where the code runs, not the URL {value!r}")
     return folder
 
 

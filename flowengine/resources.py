@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .core.commands import Send
 from .core.messages import OrderSeen
+from .core.owner_state import AmountLessened
 from .errors import BadType, BadValue
 from .options import NAME_CHARS_MAX, real
 from .refs import Current
@@ -46,10 +47,12 @@ def create(name: str, amount: float, node: str | Mapping[str, float] | None = No
 def set(name: str, amount: float) -> None:
     """Give a resource another amount, at each of its places; less than is in use: tasks that end make up for it.
 
-    Raises BadValue when there is no such resource.
+    Of what this takes away no more is given when the call returns. Raises BadValue when there is no such resource.
     """
     session = _session()
-    _order(session, "set", [_key(session, name), _units("amount", amount)])
+    key = _key(session, name)
+    _order(session, "set", [key, _units("amount", amount)])
+    session.step(AmountLessened(key))  # of more, slots are given anew at once
 
 
 def add(name: str, change: float) -> None:
@@ -61,13 +64,22 @@ def add(name: str, change: float) -> None:
     change = real("change", change, -AMOUNT_MAX, AMOUNT_MAX)
     context = session.context
     number = context.next_choice(CHOICE)
-    _order(session, "add", [_key(session, name), round(change * SCALE), f"{context.task.hex()}/{number}"])
+    key = _key(session, name)
+    _order(session, "add", [key, round(change * SCALE), f"{context.task.hex()}/{number}"])
+    if change < 0:
+        session.step(AmountLessened(key))
 
 
 def delete(name: str) -> None:
-    """Remove a resource; what is in use is given back when its tasks end. Nothing happens when it is not there."""
+    """Remove a resource; what is in use is given back when its tasks end. Nothing happens when it is not there.
+
+    When the call returns no more of it is given, and this process uses no slot that it had of it once more. Raises
+    BadValue for what nodes have by themselves.
+    """
     session = _session()
-    _order(session, "delete", [_key(session, name)])
+    key = _key(session, name)
+    _order(session, "delete", [key])
+    session.step(AmountLessened(key))
 
 
 def list() -> dict[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowengine.errors import BadType, BadValue, UsageError
-from flowengine.options import NUM_RETURNS_MAX, TaskOptions, shape, task_options
+from flowengine.options import NUM_RETURNS_MAX, TaskOptions, actor_options, shape, task_options
 
 
 def test_defaults():
@@ -39,7 +39,7 @@ def test_given_options_lie_over_the_base():
     ("resources", {1: 1}, BadType), ("resources", {"CPU": 1}, BadValue), ("resources", {"GPU": 1}, BadValue),
     ("resources", {"memory": 1}, BadValue), ("resources", ["x"], BadType), ("retry_exceptions", 1, BadType),
     ("retry_exceptions", (int,), BadType), ("retry_exceptions", ValueError("an instance"), BadType),
-    ("retry_exceptions", None, BadType)])
+    ("retry_exceptions", None, BadType), ("working_dir", "s3://bucket/code", BadValue), ("working_dir", "", BadValue)])
 def test_bad_values_are_refused_by_name(name, value, kind):
     with pytest.raises(kind, match=name):
         task_options({name: value})
@@ -50,6 +50,13 @@ def test_bad_values_are_refused_by_name(name, value, kind):
 def test_unknown_names_get_the_nearest(given_name, near):
     with pytest.raises(ValueError, match=f"no option '{given_name}': did you mean '{near}'"):
         task_options({given_name: 1})
+
+
+def test_a_name_that_other_engines_have_is_told_what_does_the_same():
+    with pytest.raises(BadValue, match="no option 'runtime_env': use env_vars and working_dir; known are"):
+        task_options({"runtime_env": {}})
+    with pytest.raises(BadValue, match="use env_vars and working_dir"):
+        actor_options({"runtime_env": {}})
 
 
 def test_a_name_like_no_other_lists_all():

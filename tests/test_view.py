@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from flowengine.observe import tables
 from flowengine.observe.http import exposition, same, token_of
 from flowengine.observe.metrics import counter_name, families
 from flowengine.observe.view import FAILURES_MAX, RUN_COUNTS, STATES, HeadTold, NodeTold, document, runs
@@ -85,6 +86,16 @@ def test_an_actor_is_shown_where_it_lives_with_what_its_process_tells():
     assert page["nodes"][0]["workers"][0]["actor"] == "A"
 
 
+@pytest.mark.parametrize(("hosted", "is_shown"), [
+    ({"id": "aa", "calls": 5, "running": []}, False), ({"id": "aa", "calls": 5, "running": ["m"]}, True),
+    (None, True)])
+def test_what_runs_has_actors_that_do_something_or_give_no_answer(hosted, is_shown):
+    page = document(head(), [node("n", owner(actors=[actor()]), owner(hosted=hosted))], 1)
+    for worker in page["nodes"][0]["workers"]:
+        worker["age_s"] = 1.0
+    assert tables.running(page["nodes"], page["actors"], 80).row_count == is_shown
+
+
 def test_queues_that_wait_for_the_same_are_one_row():
     queue = {"shape": {"CPU": 1.0}, "placement": [], "count": 2, "leases": 1, "reason": ""}
     page = document(head(seekers=[{**queue, "reason": "busy", "leases": 0}]),
@@ -129,6 +140,8 @@ def test_metrics_are_what_prometheus_reads():
             for sample in read["flowengine_store_bytes"].samples}["n", "used"] == 40
     assert {(sample.labels["state"], sample.value) for sample in read["flowengine_workers"].samples} == {("leased", 1)}
     assert read["flowengine_tasks"].samples
+    assert {sample.name for sample in read["flowengine_resource_capacity"].samples} == {"flowengine_resource_capacity"}
+    assert not any(family.name.endswith("_total") for family in families(page) if family.kind == "gauge")
     assert all(name.startswith("flowengine_") for name in read)
 
 

@@ -120,8 +120,10 @@ class GroupWorld(World):
         return [node for node in self.living_nodes() if isinstance(node, GroupNode)]
 
     def has_to_wait(self, number: int, script: Script) -> bool:
-        """Whether a group has not been formed yet that this member is to come after: the one before, or its own."""
+        """Whether this member has to come later: after an operation, or when the group before or its own is formed."""
         formations = self.formations
+        if script.after >= 0 and (number, script.after) in self.book.seen:
+            return False
         if script.rank >= formations[number].size:
             before = number
         elif number and formations[0].name == formations[number].name:
@@ -129,7 +131,8 @@ class GroupWorld(World):
         else:
             return False
         members = [script for script in formations[before].scripts if script.rank < formations[before].size]
-        return before not in self.book.seats and any(script.key not in self.book.ended for script in members)
+        is_ahead = before not in self.book.seats or script.after >= 0
+        return is_ahead and any(member.key not in self.book.ended for member in members)
 
     def is_over(self) -> bool:
         """Whether no member does anything any more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import chain, combinations
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -158,25 +158,28 @@ def memberships(
     world: GroupWorld, number: int, op: GroupOp, good: dict[bytes, Arrays | None]
 ) -> Iterator[Members]:
     """Who may have been in the group when the operation was done: those of each epoch that somebody heard of."""
-    known = sorted(script.key for script in world.formations[number].scripts)
+    formation = world.formations[number]
     tried: dict[Members, None] = {}
     epochs: dict[tuple[bytes, int], tuple[Seat, dict[int, bytes]]] = {}
     for seat in world.book.seats.get(number, []):
         _, keys = epochs.setdefault((seat.seating.group, seat.seating.epoch), (seat, {}))
         keys[seat.rank] = seat.key
     for seat, keys in epochs.values():
-        for chosen in combinations(known, seat.size):
+        for chosen in chain.from_iterable(combinations(turn, seat.size) for turn in formation.turns()):
             if all(chosen[rank] == key for rank, key in keys.items() if rank < len(chosen)):
                 members = Members(chosen, seat.seating.order, seat.seating.starts)
                 if members not in tried and all(key in chosen for key in good):
                     tried[members] = None
                     yield members
-    if world.formations[number].on_failure == "shrink":
-        yield from fewer(known, epochs, good)
+    if formation.on_failure == "shrink":
+        for turn in formation.turns():
+            yield from fewer(turn, epochs, good)
 
 
 def fewer(
-    known: list[bytes], epochs: dict[tuple[bytes, int], tuple[Seat, dict[int, bytes]]], good: dict[bytes, Arrays | None]
+    known: tuple[bytes, ...],
+    epochs: dict[tuple[bytes, int], tuple[Seat, dict[int, bytes]]],
+    good: dict[bytes, Arrays | None],
 ) -> Iterator[Members]:
     """Those that were left at some time; who got a result may not have heard yet that there are fewer."""
     for seat, keys in list(epochs.values())[:1]:

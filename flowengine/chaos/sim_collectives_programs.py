@@ -7,8 +7,9 @@ commutative nor associative: a contribution that is missing, counted twice or fo
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import permutations
 from random import Random
 
 import msgspec
@@ -62,6 +63,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     home: int  # number of its node
     start_s: float = 0.0
+    after: int = -1  # it comes when this operation of its group has been done
     checkpoint_every: int = 0  # 0: never
     restored_s: float = -1.0  # how long after a death it is there again; below 0: never
     moves: bool = False  # it may be restored on another node
@@ -76,6 +78,12 @@ class Formation(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
     ops: tuple[GroupOp, ...]
     scripts: tuple[Script, ...]
+
+    def turns(self) -> Iterator[tuple[bytes, ...]]:
+        """All members in each order in which ranks may follow: newcomers come as they are taken in."""
+        keys = [script.key for script in self.scripts]
+        for newcomers in permutations(keys[self.size :]):
+            yield (*keys[: self.size], *newcomers)
 
     @property
     def is_slow(self) -> bool:
@@ -278,7 +286,23 @@ class GroupWriter:
             made.append(self.formation("g", 1, dice.random() * 2))
         if dice.random() < self.settings.beside:
             made.append(self.formation("h", 2, dice.random()))
-        return tuple(made)
+        return tuple(self.in_turn(formation) for formation in made)
+
+    def in_turn(self, formation: Formation) -> Formation:
+        """Some of the groups that grow take one newcomer after the other, whatever ranks they wish for."""
+        dice, ops = self.dice, list(formation.ops)
+        admits = [op.number for op in ops if op.kind == "admit"]
+        if not admits or dice.random() > 0.4:
+            return formation
+        ops += [GroupOp(number=len(ops), kind="admit"), *(
+            self.op(len(ops) + 1 + index, formation.size, formation.on_failure, True) for index in range(3)
+        )]  # fmt: skip
+        late = dice.randrange(formation.size, len(formation.scripts))
+        scripts = [
+            msgspec.structs.replace(script, after=admits[0]) if script.rank == late else script
+            for script in formation.scripts
+        ]
+        return msgspec.structs.replace(formation, ops=tuple(ops), scripts=tuple(scripts))
 
     def formation(self, name: str, number: int, start_s: float) -> Formation:
         """A group with its members and their operations."""

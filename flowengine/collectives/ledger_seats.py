@@ -70,7 +70,7 @@ class SeatKeeper:
         is_new = event.seating is None and (formed is None or _seat_of_key(formed, event) is None)
         for ledger in self.by_name.get(event.name, ()):
             for seat in ledger.here():
-                is_same = seat.joined.key == event.key and event.rank in (seat.rank, seat.asked)
+                is_same = seat.is_of(event) or (seat.joined.key == event.key and seat.rank == event.rank)
                 is_taken = is_new and not ledger.formed and event.rank == seat.rank
                 wait_s = self.desk.config.link_lost_after_s if is_same else event.timeout_s
                 until_s = since_s + wait_s
@@ -191,7 +191,7 @@ class SeatKeeper:
             self._tell(ledger, seat)
 
     def _refuse(self, event: GroupJoined, address: str, kind: str, reason: str) -> None:
-        self.desk.out.send(address, JoinRefused(event.name, event.rank, kind, reason))
+        self.desk.out.send(address, JoinRefused(event.name, event.key, kind, reason))
 
     def _disband(self, ledger: Ledger, kind: str, reason: str) -> None:
         """Nothing comes of those who have gathered."""
@@ -372,7 +372,7 @@ class SeatKeeper:
                 GroupJoined(
                     event.name, event.size, rank, key, node, "unknown", 0, event.timeout_s, event.on_failure, True
                 ),
-                rank,
+                -1,
                 lost_s=now,
                 unknown=True,
             )
@@ -429,6 +429,19 @@ class SeatKeeper:
         self._tell_all(ledger)
         self.steps.adopted(ledger, now)
         self.steps.review(ledger, now)
+        self._seat_early(ledger, now)
+
+    def _seat_early(self, ledger: Ledger, now: float) -> None:
+        """Who came without knowing the seat that it had, before those who knew of it, has it now."""
+        waiting = self.gathering(ledger.name)
+        if waiting is None:
+            return
+        for seat in waiting.everybody():
+            if _seat_of_key(ledger, seat.joined) is not None:
+                del waiting.seats[seat.rank]
+                if not waiting.seats:
+                    self._drop(waiting)
+                self.joined(seat.joined, now, seat.address)
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -463,6 +476,6 @@ def _seat_of_key(ledger: Ledger, event: GroupJoined) -> Seat | None:
     if ledger.on_failure == "raise" and any(not seat.address and not seat.unknown for seat in ledger.roster.seats):
         return None
     for seat in ledger.roster.seats:
-        if seat.joined.key == event.key and seat.asked == event.rank and not seat.left:
+        if seat.is_of(event) and not seat.left:
             return seat
     return None

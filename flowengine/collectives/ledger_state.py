@@ -53,7 +53,7 @@ class Seat:
 
     rank: int
     joined: GroupJoined  # as it last said
-    asked: int = 0  # the rank as which it first came
+    asked: int = 0  # the rank as which it first came; below 0: another node knew it
     address: str = ""  # empty: it is away
     attempt: int = 1
     next_step: int = 0  # of the whole group, as this attempt told
@@ -69,6 +69,10 @@ class Seat:
     def node(self) -> str:
         """The node where it sits or sat."""
         return self.joined.node
+
+    def is_of(self, event: GroupJoined) -> bool:
+        """Whether this member comes here, by its key and the rank that it asked for."""
+        return self.joined.key == event.key and (self.asked < 0 or self.asked == event.rank)
 
     def where(self) -> str:
         """For people."""

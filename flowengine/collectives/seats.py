@@ -247,7 +247,7 @@ class Seats:
                 self.out.extend([Send(ledger.address, word) for word in words])
             else:
                 ledger.farewells.extend(words)
-        self.tell_all(seat, JoinRefused(seat.joined.name, seat.rank, "usage", "the seat was given up"))
+        self.tell_all(seat, JoinRefused(seat.joined.name, seat.joined.key, "usage", "the seat was given up"))
         self.fail(seat, "usage", "the seat was given up")
         if ledger.address and not any(other.joined.name == seat.joined.name for other in self.seats.values()):
             del self.ledgers[seat.joined.name]
@@ -270,17 +270,13 @@ class Seats:
         self.tell_all(seat, event)
 
     def seat_of(self, event: GroupFormed) -> Seat | None:
-        """Whose news it is: of the member that sits there, or of one that has asked for that rank."""
-        here = [seat for seat in self.seats.values() if seat.joined.name == event.name]
-        known = [seat for seat in here if seat.formed and seat.group == event.seating.group]
-        coming = [seat for seat in here if not seat.formed]
-        for seat in (*known, *coming, *here):
-            if seat.rank == event.rank:
-                return seat
-        # The ranks of those that are left after a loss are lower than they were, and told in their order; so are
-        # those of newcomers who were taken in before others that have asked for lower ones.
-        lower = [seat for seat in (*known, *coming) if seat.rank > event.rank]
-        return min(lower, key=lambda seat: (not seat.formed, seat.rank), default=None)
+        """Whose news it is, by key: its rank may be any other than it had or asked for."""
+        return self.seat_with(event.name, event.seating.keys[event.rank])
+
+    def seat_with(self, name: str, key: bytes) -> Seat | None:
+        """The seat in this group that has this key."""
+        seats = self.seats.values()
+        return next((seat for seat in seats if seat.joined.name == name and seat.joined.key == key), None)
 
     def join_refused(self, event: JoinRefused) -> None:
         """There is no seat."""
@@ -290,8 +286,8 @@ class Seats:
                 ledger.address = ""
                 self.seek(event.name, ledger)
             return
-        meant = [seat for seat in self.seats.values() if seat.joined.name == event.name and seat.rank == event.rank]
-        for seat in sorted(meant, key=lambda seat: seat.formed)[:1]:  # else one that a new ledger does not take
+        seat = self.seat_with(event.name, event.key)
+        if seat is not None:
             self.refuse(seat, event)
 
     def refuse(self, seat: Seat, event: JoinRefused) -> None:
@@ -374,7 +370,7 @@ class Seats:
                 return
             ledger.seeking_s = -1.0
             for seat in seats:
-                self.refuse(seat, JoinRefused(event.name, seat.rank, "lost", event.reason))
+                self.refuse(seat, JoinRefused(event.name, seat.joined.key, "lost", event.reason))
             return
         ledger.address, ledger.seeking_s = event.address, -1.0
         for seat in seats:

@@ -77,7 +77,7 @@ class JoinRefused(Message, frozen=True):
     """There is no seat; kind: usage, timeout, lost; moved: another node keeps the ledger."""
 
     name: str
-    rank: int
+    key: bytes  # as in GroupJoined: its rank may be another meanwhile
     kind: str
     reason: str
 

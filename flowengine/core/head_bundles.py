@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from flowengine.scheduling.bundling import Table, arrange, minus_units, summed, why_never, why_not_now
-from flowengine.scheduling.resources import CPU, Units, units_of
+from flowengine.scheduling.resources import CPU, Units, shape_of, units_of
 from flowengine.scheduling.rooms import Room
 
 from .bundles import group_of, index_of, is_gang
@@ -44,6 +45,8 @@ GROUP_ROW = "bundles/"
 FAILURES_MAX = 16  # sets in a row that found no room: those behind them are looked at with the next beat
 HOLDS_DOUBLED_MAX = 6  # a hold that was too short is tried again, longer
 SERVE_S = 0.05  # reports of many nodes are not looked into one by one
+NODES_FEW = 16  # what one of so few gives back is
+LISTED_MAX = 30  # sets that are told to people
 TOLD_WHY_MAX = 50  # sets whose wait is looked into with each beat
 
 
@@ -296,8 +299,12 @@ class HeadBundles(Part):
 
     @on(BundlesGiven)
     def _given(self, event: BundlesGiven, now: float, sender: str) -> None:
-        if self._heard(event.available, sender):
+        if not self._heard(event.available, sender):
+            return
+        if len(self.head.rooms.nodes) <= NODES_FEW:
             self.serve(now)
+        else:
+            self.reported(now)  # each of many would have all of them looked at
 
     # --- time and losses --------------------------------------------------------------------------
 
@@ -476,6 +483,9 @@ class HeadBundles(Part):
                 self.serve(now)
             self.groups[described.id].job = job  # a job that goes on in another process asks again
             return
+        if event.topic == "bundles.waiting":
+            self.head.out.send(sender, Answered(event.request, event.topic, self.listed()))
+            return
         group = self.groups.get(str(event.argument))
         if event.topic == "bundles.remove":
             if group is not None and not is_gang(group.id):
@@ -484,6 +494,14 @@ class HeadBundles(Part):
             return
         answer = Answered(event.request, event.topic, self._state(group) if group is not None else None)
         self.head.out.send(sender, answer)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """The oldest that wait, in the form in which queues of tasks are listed."""
+        return [
+            {"shape": dict(shape_of(summed(group.units[index] for index in group.rest()))), "placement": [],
+             "count": 0, "leases": 0, "reason": self.why(group, place)}
+            for place, group in enumerate(islice(self.waiting.values(), LISTED_MAX))
+        ]  # fmt: skip
 
     def _state(self, group: Group) -> dict[str, Any]:
         """Where its bundles are, or why not."""

@@ -5,7 +5,7 @@ told is always the whole amount of a key, so telling it twice does no harm.
 
 An order of a program goes three steps: the journal has it, the call returns, it is done. So no task sees what an order
 brought before the code that gave it has gone on, and what was once seen is not forgotten. One that takes away is done
-before the call returns.
+before the call returns: the nodes have said so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flowengine.scheduling.rooms import EVERY, covers
 
 from .commands import JournalWritten, WriteJournal
 from .dispatch import Part, on
-from .messages import AmountsSet, Answered, Asked, Message, NodeEntry, OrderSeen, Record, Shape
+from .messages import AmountsDone, AmountsSet, Answered, Asked, Message, NodeEntry, OrderSeen, Record, Shape
 
 if TYPE_CHECKING:
     from .head import Head
@@ -76,6 +76,7 @@ class Resources(Part):
         self.adds: dict[str, dict[str, None]] = {}  # key -> changes that were made
         self.waiting: dict[int, tuple[str, Answered, Changes]] = {}  # orders that wait for the journal, by number
         self.answered: dict[int, tuple[float, Changes]] = {}  # those whose caller has to go on first, since when
+        self.undone: dict[int, tuple[str, Answered, dict[str, None]]] = {}  # that take away, and nodes that do it still
         self._rows: list[tuple[str, bytes | None]] = []
         self._changes: Changes = []
         self._number = 0
@@ -126,14 +127,34 @@ class Resources(Part):
     def _written(self, event: JournalWritten, now: float, sender: str) -> None:
         asker, answer, changes = self.waiting.pop(event.number)
         later = [change for change in changes if not self._takes_away(*change)]
+        places: dict[str, None] = {}
         for key, made in changes:
             if (key, made) not in later:
-                self._tell(key, made)
-        self.head.out.send(asker, answer)
+                places.update(dict.fromkeys(self._tell(key, made, event.number)))
+        if places:
+            self.undone[event.number] = asker, answer, places
+        else:
+            self.head.out.send(asker, answer)
         if later:
             if not self.answered:
                 self.head.out.timer(SEEN_S_MAX, OrdersDue())
             self.answered[event.number] = now, later
+
+    @on(AmountsDone)
+    def _done(self, event: AmountsDone, now: float, sender: str) -> None:
+        self._done_at(event.order, self.head.rooms.ids.get(sender, ""))
+
+    def _done_at(self, number: int, node_id: str) -> None:
+        """The node gives no more of what the order took away, or is gone."""
+        asker, answer, places = self.undone.get(number, ("", None, {}))
+        places.pop(node_id, None)
+        if answer is not None and not places:
+            del self.undone[number]
+            self.head.out.send(asker, answer)
+
+    def _done_all(self, node_id: str) -> None:
+        for number in list(self.undone):
+            self._done_at(number, node_id)
 
     @on(OrderSeen)
     def _seen(self, event: OrderSeen, now: float, sender: str) -> None:
@@ -153,8 +174,8 @@ class Resources(Part):
         head, rooms = self.head, self.head.rooms
         shape: Shape = tuple((str(name), float(amount)) for name, amount in selector or ())
         place = EACH if selector is not None else ANY if node is None else NODE
-        if plain(key) in rooms.has:
-            return f"{plain(key)!r} is a resource that nodes have by themselves"
+        if wrong := self._of_nodes(key):
+            return wrong
         if node is not None and node not in head.rows:
             return unknown_name("node", node, rooms.nodes)
         known = self.made.get(key)
@@ -205,9 +226,19 @@ class Resources(Part):
             self._remove(key)
             if not self.jobs[job_of(key)]:
                 del self.jobs[job_of(key)]
-        return ""
+        return self._of_nodes(key) if known is None else ""
+
+    def _of_nodes(self, key: str) -> str:
+        if plain(key) not in self.head.rooms.has:
+            return ""
+        return (
+            f"{plain(key)!r} is a resource that nodes have by themselves: they were started with it, and no program "
+            "can make, change or delete it"
+        )
 
     def _unknown(self, key: str) -> str:
+        if wrong := self._of_nodes(key):
+            return wrong
         return unknown_name("resource", plain(key), map(plain, self.jobs.get(job_of(key), ())))
 
     def _where(self, made: Made) -> str:
@@ -255,14 +286,16 @@ class Resources(Part):
         for key, made in changes:
             self._tell(key, made)
 
-    def _tell(self, key: str, changed: Made) -> None:
+    def _tell(self, key: str, changed: Made, order: int = 0) -> list[str]:
         """The places of a change hear how much of the key they have now; it may have changed again since."""
-        for node_id in self.nodes_of(changed):
+        places = self.nodes_of(changed)
+        for node_id in places:
             room, units = self.head.rooms.nodes[node_id], self._units_at(node_id, key)
             self.head.rooms.resize(node_id, key, units)
-            self.head.out.send(room.entry.address, AmountsSet(((key, units),), room.entry.epoch))
+            self.head.out.send(room.entry.address, AmountsSet(((key, units),), room.entry.epoch, order=order))
             self.head.slots.news(node_id)
         self.head.slots.explain(key)
+        return places
 
     def _takes_away(self, key: str, changed: Made) -> bool:
         """Whether a change leaves one of its places with less."""
@@ -312,6 +345,7 @@ class Resources(Part):
             self.head.rooms.resize(node_id, key, units)
         if amounts or not is_new:
             self.head.out.send(entry.address, AmountsSet(amounts, entry.epoch, whole=True))
+        self._done_all(node_id)  # if it had not heard of an order, it hears of what that left
 
     def node_gone(self, node_id: str) -> None:
         """A node is dead: what may be anywhere is elsewhere from now on."""
@@ -320,6 +354,7 @@ class Resources(Part):
             if made.place == ANY:
                 self._place(key, msgspec.structs.replace(made, node=self._one("")))
         self._do()
+        self._done_all(node_id)
 
     # --- ends -------------------------------------------------------------------------------------
 

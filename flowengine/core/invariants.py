@@ -321,6 +321,9 @@ def _made_is_placed(head: Head) -> Iterator[str]:
                 yield f"{node_id} has {head.rooms.nodes[node_id].total.get(key, 0)} of {plain(key)}, not {made.given}"
     if {node_id: dict(keys) for node_id, keys in resources.at.items()} != where:
         yield f"listed at {sorted(resources.at)}, really at {sorted(where)}"
+    for number, (_, _, places) in resources.undone.items():
+        if not places or any(node_id not in head.members for node_id in places):
+            yield f"order {number} waits for {sorted(places)}, of which one is not there"
     for node_id, room in head.rooms.nodes.items():
         for key, total in room.total.items():
             made_of = resources.made.get(key)

@@ -64,6 +64,13 @@ class AmountsSet(Message, frozen=True):
     amounts: tuple[tuple[str, int], ...]
     epoch: int
     whole: bool = False
+    order: int = 0  # the node is to say when it has done this one, which takes away
+
+
+class AmountsDone(Message, frozen=True):
+    """Node to head: nobody gets more of what this order took away."""
+
+    order: int
 
 
 class NodesChanged(Message, frozen=True):

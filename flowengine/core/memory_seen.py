@@ -65,11 +65,11 @@ def size_of(obj: Obj) -> int:
 
 
 def name_of(owner: OwnerBase, obj: Obj) -> str:
-    """The function that made it, or put()."""
+    """The function or method that made it, or put()."""
     task = obj.task or owner.tasks.get(task_of(obj.oid))
     if task is not None:
         return task.spec.name[:NAME_CHARS_MAX]
-    return "put()" if obj.was_put else "(a task that is forgotten)"
+    return "put()" if obj.was_put else obj.method[:NAME_CHARS_MAX] or "(a task that is forgotten)"
 
 
 def stored(node: Node) -> dict[str, Any]:

@@ -68,6 +68,7 @@ from .making import ActorMade as ActorMade
 from .making import ActorNoted as ActorNoted
 from .making import ActorUnneeded as ActorUnneeded
 from .making import MakerLeft as MakerLeft
+from .membership import AmountsDone as AmountsDone
 from .membership import AmountsSet as AmountsSet
 from .membership import NodeAccepted as NodeAccepted
 from .membership import NodeEntry as NodeEntry

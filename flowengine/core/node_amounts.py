@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flowengine.scheduling.resources import ACTOR, LIMITLESS, Ledger, Units, is_own, without_cpu
 
 from .dispatch import Part, on
-from .messages import ActorHere, AmountsSet, LeaseWanted, Shape
+from .messages import ActorHere, AmountsDone, AmountsSet, LeaseWanted, Shape
 from .node_desk import NEVER_S, Desk, Worker
 
 Key = tuple[str, Shape, tuple[str, ...]]  # owner, shape, placement
@@ -100,6 +100,8 @@ class Amounts(Part):
                 self.ledger.resize_units(name, units)
         self._reclaim()
         self.desk.leases_due = self.desk.report_due = True
+        if event.order:
+            self.desk.out.send(sender, AmountsDone(event.order))
 
     def actor_gone(self, worker: Worker) -> None:
         """No actor lives there any more."""

@@ -10,9 +10,9 @@ from flowengine.scheduling.placement import allows, candidates, preferred, rank_
 from flowengine.scheduling.resources import (
     Ledger,
     only_cpu,
-    plain,
     resolve,
     shown_amount,
+    shown_need,
     units_of,
 )
 
@@ -267,9 +267,9 @@ class Leases(Amounts):
     def _busy_reason(self, demand: Demand, bounded: bool) -> str:
         name = self.ledger.lacking(demand.units)
         if name:
-            free = shown_amount(max(0, self.ledger.free(name)))
-            total, need = shown_amount(self.ledger.size(name)), shown_amount(dict(demand.units)[name])
-            return f"node {self.desk.node_id} is busy: needs {plain(name)}: {need}, free {free} of {total}"
+            free = shown_amount(max(0, self.ledger.free(name)), name)
+            need, total = shown_need(name, dict(demand.units)[name]), shown_amount(self.ledger.size(name), name)
+            return f"node {self.desk.node_id} is busy: needs {need}, free {free} of {total}"
         if demand.gpus and self.devices and not self.devices.pick(demand.gpus):
             return f"node {self.desk.node_id} has no single GPU with {shown_amount(demand.gpus)} free"
         if bounded:

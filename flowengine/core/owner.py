@@ -402,8 +402,6 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
             if type(old) is m.Stored and type(value) is m.Stored and not obj.owner:
                 nodes = tuple(dict.fromkeys((*old.nodes, *value.nodes)))
                 obj.value = m.Stored(old.size_bytes, nodes, old.contained, old.array)
-                if len(nodes) < len(old.nodes) + len(value.nodes):  # a node has not heard yet of the later one
-                    obj.strays = dict.fromkeys(value.nodes, None)
             elif not obj.owner:
                 self.refuse(obj.oid, value)
             return False
@@ -567,6 +565,7 @@ HANDLERS: dict[type[Any], Callable[[Owner, Any, str], None]] = {
     m.TakenBack: Owner.taken_back,
     s.IdleLooked: Owner.idle_looked,
     s.WaysLooked: Owner.ways_looked,
+    s.AmountLessened: Owner.amount_lessened,
     m.LeaseLost: Owner.lease_lost,
     m.PeerLost: Owner.peer_lost,
     m.NodesChanged: Owner.nodes_changed,

@@ -190,6 +190,7 @@ class ActorRules(CallRules):
             task.wanted = False
         if task.state in (State.WAITING, State.READY, State.SENT):
             self.end_later(task, m.Failed(error, "actor"))
+        self.beside_dead(task.spec.id, error)
 
     def end_process(self, lease: s.Lease) -> None:
         """Nobody needs the process in which the actor lived."""

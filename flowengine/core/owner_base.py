@@ -484,6 +484,10 @@ class OwnerBase(ABC):
         """As end_badly, for a task that may be queued or running."""
 
     @abstractmethod
+    def beside_dead(self, actor: bytes, error: bytes) -> None:
+        """The actor is dead for good: what can run only beside it ends."""
+
+    @abstractmethod
     def known(self, ref: m.RefTo) -> Obj:
         """The record of a reference that this process holds."""
 

@@ -327,6 +327,7 @@ class CallRules(OwnerBase):
             if event.state == "alive":
                 self.send(event.worker, m.CallsResent(event.actor))  # nothing: the actor need not wait for us
             elif event.state == "dead":
+                self.beside_dead(event.actor, event.error)
                 for key in [key for key in self.seqs_before if key[0] == event.actor]:
                     del self.seqs_before[key]  # should it be made again, its calls are numbered anew
             return
@@ -341,6 +342,7 @@ class CallRules(OwnerBase):
         target.recovery, target.error = event.recovery, event.error
         if event.state == "dead":
             self.target_died(target)
+            self.beside_dead(event.actor, event.error)
         elif event.state == "alive":
             if fresh:
                 self.send_again(target)
@@ -451,7 +453,7 @@ class CallRules(OwnerBase):
                     del target.seqs[task.spec.id]  # else its turn has yet to come, or it was left out
                 self.call_covered(task)
         for obj in task.results:
-            obj.task = None
+            obj.task, obj.method = None, task.spec.name
         if task.stream is None or (task.stream.dropped and not task.stream.items):
             self.erase(task)
         actor = self.objects.get(ref.oid)

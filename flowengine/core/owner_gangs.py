@@ -1,4 +1,6 @@
-"""The Owner's rules for gangs: a gang is wanted from when a member is ready until none is, and none runs.
+"""The Owner's rules for gangs: one is wanted from when a member is ready until none is, and none runs.
+
+Also what ends because it can never get a slot: of a gang that is no more, beside an actor that is dead.
 
 Members are tasks like any other, whose amounts have the names of bundles (core/bundles.py). Here only their queues are
 watched: what the node is told is that the gang is wanted, or is not any more.
@@ -6,14 +8,17 @@ watched: what the node is told is that the gang is wanted, or is not any more.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from ..errors import ActorDied, TaskCancelled, pack_error
+from ..scheduling.resources import ACTOR
 from . import commands as c
 from . import messages as m
 from . import owner_state as s
 from .bundles import bundle_of, group_of
-from .ids import short
+from .ids import object_id, short
 from .owner_base import OwnerBase
-from .owner_state import Gang, Queue, QueueKey, State
+from .owner_state import Gang, Queue, QueueKey, State, Task
 
 GANGS_KEPT_MAX = 10_000  # also those without members
 REST_S = 0.005  # what the end of a member leads to may be another member
@@ -21,6 +26,10 @@ REST_S = 0.005  # what the end of a member leads to may be another member
 
 class GangRules(OwnerBase):
     """Part of Owner: see owner_base for the state."""
+
+    @abstractmethod
+    def amount_lessened(self, event: s.AmountLessened, sender: str) -> None:
+        """Slots that hold some of it run nothing more until they are given anew."""
 
     def gang_named(self, event: m.GangNamed, sender: str) -> None:
         """Members of the gang may come; the driver hears it too, since it owns those that are actors."""
@@ -73,14 +82,49 @@ class GangRules(OwnerBase):
 
     def lease_refused(self, event: m.LeaseRefused, sender: str) -> None:
         """There will never be a slot: what waits for one ends, unless it may be placed in another way."""
-        key = (event.shape, event.placement)
-        for task in [task for task in self.tasks.values() if task.key == key and task.state is State.READY]:
-            if task.spec.choice is not None and len(task.spec.choice.ways) > 1:
-                continue
+        for task in self.waiting_only_in((event.shape, event.placement)):
             name = f"{task.spec.name} {short(task.spec.id)}"
             if task.spec.life is not None:
-                task.why_unwanted = m.Failed(pack_error(ActorDied(event.reason, who=name)), "actor")
+                self.end_unplaced(task, m.Failed(pack_error(ActorDied(event.reason, who=name)), "actor"))
             else:
-                task.why_unwanted = m.Failed(pack_error(TaskCancelled(f"task {name}: {event.reason}")), "cancelled")
-            if not self.actor_cancelled(task):
-                self.end_later(task, task.why_unwanted)
+                error = pack_error(TaskCancelled(f"task {name}: {event.reason}"))
+                self.end_unplaced(task, m.Failed(error, "cancelled"))
+
+    def waiting_only_in(self, key: QueueKey) -> list[Task]:
+        """Tasks of the queue that may not be placed in another way."""
+        found = [task for task in self.tasks.values() if task.key == key and task.state is State.READY]
+        return [task for task in found if task.spec.choice is None or len(task.spec.choice.ways) < 2]
+
+    def end_unplaced(self, task: Task, why: m.Failed) -> None:
+        """The task, or actor, will never get a slot."""
+        task.why_unwanted = why
+        if not self.actor_cancelled(task):
+            self.end_later(task, why)
+
+    # --- beside actors ----------------------------------------------------------------------------
+
+    def look_beside(self, queue: Queue) -> None:
+        """No slot comes; none ever will beside an actor that is dead for good."""
+        for name, _ in queue.key[0]:
+            if not name.startswith(ACTOR):
+                continue
+            actor = bytes.fromhex(name.removeprefix(ACTOR))
+            known = self.made.get(actor) or self.targets.get(actor)
+            obj = self.objects.get(object_id(actor, 0))
+            if known is not None:
+                if known.state == "dead":
+                    self.beside_dead(actor, known.error)
+            elif obj is not None and type(obj.value) is m.Failed:
+                self.beside_dead(actor, obj.value.error)
+            elif obj is not None and obj.owner and obj.owner not in self.dead:
+                self.send(obj.owner, m.WatchActor(actor))  # which tells, now or when it dies
+
+    def beside_dead(self, actor: bytes, error: bytes) -> None:
+        """The actor is dead for good: what can run only beside it ends."""
+        name = ACTOR + actor.hex()
+        queues = [queue for queue in self.queues.values() if any(name == key for key, _ in queue.key[0])]
+        for queue in queues:
+            for task in self.waiting_only_in(queue.key) if queue.count else ():
+                self.end_unplaced(task, m.Failed(error, "actor"))
+        if queues:
+            self.amount_lessened(s.AmountLessened(name), "")

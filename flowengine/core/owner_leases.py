@@ -485,6 +485,7 @@ class LeaseRules(WayRules, GangRules):
         queue = self.queues.get((event.shape, event.placement))
         if queue is not None:
             queue.reason = event.reason
+            self.look_beside(queue)
 
     def lease_wanted(self, event: m.LeaseWanted, sender: str) -> None:
         """Others wait for such a slot: finish what was sent, then return it."""
@@ -496,6 +497,16 @@ class LeaseRules(WayRules, GangRules):
             if not lease.inflight:
                 self.return_lease(lease)
             return
+        self.give_up(lease)
+
+    def amount_lessened(self, event: s.AmountLessened, sender: str) -> None:
+        """The program has less of a resource: slots that hold some of it run nothing more until they are given anew."""
+        for lease in list(self.leases.values()):
+            if any(name == event.key for name, _ in lease.queue.key[0]):
+                self.give_up(lease)
+
+    def give_up(self, lease: Lease) -> None:
+        """Nothing more is sent on it; it goes back when what runs there is done."""
         lease_given_up(lease)
         if not lease.inflight:
             self.return_lease(lease)

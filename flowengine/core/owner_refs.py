@@ -60,7 +60,8 @@ class RefRules(OwnerBase):
         if value is not self.read_last[0]:
             self.read_last = (value, {inner.oid: inner for inner in value.contained})
         named = self.read_last[1].get(ref.oid, ref)
-        return ref if named.owner in self.dead else named
+        heir = named.heir.partition(" ")[0]
+        return ref if named.owner in self.dead and (not heir or heir in self.dead) else named
 
     def refs_dropped(self, event: s.RefsDropped, sender: str) -> None:
         """ObjectRef instances are gone."""

@@ -71,6 +71,7 @@ class Obj(msgspec.Struct, gc=False):
     task: Task | None = None  # the task that makes it again (owned), or whose result holds it (borrowed)
     value: Value | None = None
     maker: str = ""  # the worker that made it
+    method: str = ""  # of an actor that made it, when the call is forgotten
     local: int = 0  # ObjectRef instances in this process
     pins: int = 0  # tasks that need the value as input, containers that hold a reference, confirmations under way
     lineage: int = 0  # tasks that would need it to run again
@@ -464,6 +465,12 @@ class ParentRepeats(Message, frozen=True):
 
 class WaysLooked(Message, frozen=True):
     """Timer: tasks that found no slot for long are placed another way."""
+
+
+class AmountLessened(Message, frozen=True):
+    """This process ordered that its program has less of a resource."""
+
+    key: str
 
 
 class Noted(Message, frozen=True):

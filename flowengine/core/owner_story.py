@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..recovery.stash import StashDue, StashOld
+from ..scheduling.resources import shown_need, units_of
 from . import messages as m
 from . import owner_state as s
 from .bundles import bundle_of, group_of, index_of
@@ -98,7 +99,8 @@ class StoryRules(OwnerBase):
         if task.state is State.READY:
             queue = self.queues[task.key]
             bundle = bundle_of(task.spec.shape)
-            what = f"bundle {index_of(bundle)} of {group_of(bundle)}" if bundle else f"{dict(task.spec.shape)}"
+            needs = ", ".join(shown_need(name, count) for name, count in units_of(task.key[0])) or "nothing"
+            what = f"bundle {index_of(bundle)} of {group_of(bundle)}" if bundle else needs
             return f"{name}: waits for {queue.reason or f'a slot with {what}'}"
         if task.state is State.SENT and task.lease is not None:
             ahead = len(task.lease.inflight) - 1

@@ -6,6 +6,7 @@ dask.order (depth first, so that few results are alive at a time), and only so m
 
 from __future__ import annotations
 
+import difflib
 import heapq
 import queue
 import time
@@ -20,7 +21,7 @@ from ..core import owner_state as s
 from ..errors import BadType, BadValue, SerializationError
 from ..functions import RemoteFunction, start_default
 from ..objects import codec
-from ..options import CHECKS, TaskOptions, task_options, whole
+from ..options import CHECKS, TaskOptions, task_options, unknown_name, whole
 from ..refs import Current, ObjectRef
 from .nodes import RunNodes, SharedFunction
 
@@ -33,6 +34,11 @@ QUICK_S, SLOW_S = 0.01, 0.05  # tasks that are back within the one may be follow
 AHEAD_MIN, AHEAD_MAX = 4, 4096
 AHEAD_PER_CPU = 2
 DISK_SHUFFLE, P2P_SHUFFLE = "maybe_buffered_partd", "distributed.shuffle"  # the class, the package behind them
+OWN_KEYWORDS = ("num_workers", "callbacks", "cache")
+# Those of Dask's other schedulers, which programs may have for these.
+DASK_KEYWORDS = ("allow_other_workers", "asynchronous", "chunksize", "direct", "get_id", "optimize_graph", "pool",
+                 "raise_exception", "rerun_exceptions_locally", "retries", "scheduler", "sync", "workers")
+NEAR = 0.75  # from that likeness on a keyword is taken for a mistyped one
 LOOK_S = 1.0  # a wait for so long: the cluster may have grown
 
 
@@ -42,10 +48,12 @@ def dask_get(dsk: Any, keys: Any, cache: Mapping[Any, Any] | None = None, **kwar
     For `dask.compute(..., scheduler=flow.dask_get)` and `dask.config.set(scheduler=flow.dask_get)`. Keywords: cache
     (values that are known), num_workers (how many tasks at once), callbacks (as Dask's), and options of tasks
     (max_retries, num_cpus, resources ...); others are ignored, as Dask's own schedulers do. Starts the default engine
-    when there is none. Raises what a task raised, SerializationError for what cannot be sent to a worker.
+    when there is none. Raises what a task raised, SerializationError for what cannot be sent to a worker, BadValue for
+    a keyword that is nearly one of these.
     """
     from dask.callbacks import local_callbacks
 
+    check_keywords(kwargs)
     ahead = kwargs.get("num_workers")
     options = task_options({name: value for name, value in kwargs.items() if name in CHECKS and name != "num_returns"})
     with local_callbacks(kwargs.get("callbacks")) as callbacks:
@@ -64,6 +72,14 @@ def dask_get(dsk: Any, keys: Any, cache: Mapping[Any, Any] | None = None, **kwar
         finally:
             watch.finished(not done)
     return nested(keys, values)
+
+
+def check_keywords(given: Iterable[str]) -> None:
+    """Raise BadValue for what looks like a keyword of ours and is not quite one."""
+    known = (*CHECKS, *OWN_KEYWORDS)
+    for name in given:
+        if name not in known and name not in DASK_KEYWORDS and difflib.get_close_matches(name, known, 1, NEAR):
+            raise BadValue(unknown_name("keyword of dask_get", name, known))
 
 
 def graph_of(dsk: Any, known: set[Any] | None) -> dict[Any, Any]:

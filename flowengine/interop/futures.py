@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import inspect
 import itertools
 import threading
 import types
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.owner_state import CancelAsked
 from ..errors import BadType, BadValue, StaleSession, TaskCancelled
-from ..functions import RemoteFunction
+from ..functions import RemoteFunction, session_of
 from ..options import task_options, whole
-from ..refs import ObjectRef, current_session
+from ..refs import Current, ObjectRef, current_session
 from .calls import Call, CallOfAny, CallOfEach, InitializerFailed, Setup, run_each
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class Executor(concurrent.futures.Executor):
         self._max_workers = None if max_workers is None else count
         self._options = task_options(options)
         self._setup = Setup(initializer, tuple(initargs)) if initializer is not None else None
+        self._origin = Current.session and Current.session.origin  # to which it belongs; None: it was not used yet
         self._lock = threading.Lock()
         self._less = threading.Condition(self._lock)  # a call has ended
         self._waiting: OrderedDict[TaskFuture, None] = OrderedDict()
@@ -133,12 +135,13 @@ class Executor(concurrent.futures.Executor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
         """Submit one call: never blocks. References at the top of the arguments arrive as values.
 
-        Raises RuntimeError after shutdown, BrokenExecutor when the initializer has failed, SerializationError for what
-        cannot be pickled.
+        Raises RuntimeError after shutdown, BrokenExecutor when the initializer failed, StaleSession when the session
+        has ended, SerializationError for what cannot be pickled, BadType for an async function.
         """
         if not callable(fn):
             raise BadType(f"submit takes a function, not {fn!r}")
         self._check_open()
+        self._now()
         function, args = self._remote(fn, args)
         future = TaskFuture(self, function._later(*args, **kwargs))
         with self._lock:
@@ -202,6 +205,12 @@ class Executor(concurrent.futures.Executor):
 
     # --- the way of a call ------------------------------------------------------------------------
 
+    def _now(self) -> Session:
+        """The session to which it belongs from now on; raises StaleSession when that has ended."""
+        session = session_of(self._origin, self)
+        self._origin = session.origin
+        return session
+
     def _check_open(self) -> None:
         if self._broken is not None:
             raise concurrent.futures.BrokenExecutor(str(self._broken)) from self._broken
@@ -218,8 +227,10 @@ class Executor(concurrent.futures.Executor):
         if self._setup is None and is_plain(own):
             known = self._known.setdefault(own, {})
             if kind not in known:
+                check_function(own)
                 known[kind] = self._named_remote(own, kind(own))
             return known[kind], rest
+        check_function(own)
         runner = self._runners.get(name := function_name(own))
         if runner is None:
             runner = self._named_remote(own, CallOfAny(self._setup))
@@ -278,6 +289,15 @@ def function_name(fn: Callable[..., Any]) -> str:
         fn = fn.func
     name = getattr(fn, "__qualname__", None) or type(fn).__name__
     return str(name).rpartition("<locals>.")[2][:NAME_CHARS]
+
+
+def check_function(fn: Any) -> None:
+    """Raise BadType for what cannot be called, or only by an event loop."""
+    if not callable(fn):
+        raise BadType(f"a call needs a function, not {fn!r}")
+    if any(inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in (fn, type(fn).__call__)):
+        raise BadType(f"{function_name(fn)} is an async function: a call is a task, which runs a plain function "
+                      "(it may call asyncio.run)")
 
 
 def is_plain(fn: Any) -> bool:

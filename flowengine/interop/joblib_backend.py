@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import asking
-from ..errors import BadType
+from ..errors import BadType, SerializationError
 from ..functions import start_default
 from ..objects import codec
 from ..options import task_options
@@ -18,6 +19,9 @@ from ..slots import Slot, fill_slots
 from .futures import Executor, function_name
 
 NAME = "flowengine"
+# A batch is a list of calls; a call is a function, its arguments and its keyword arguments.
+PATH = re.compile(r"argument \[0\]\.calls\.items\[(\d+)\]\[([012])\](\[[^]]*\])?")
+PARTS = ("function", "argument ", "keyword argument ")
 SHARED_BYTES_MIN = 1 << 20  # arguments from that size on are stored once for all calls, as joblib's memory maps
 
 
@@ -39,6 +43,11 @@ def joblib(n_jobs: int = -1, **options: Any) -> Iterator[None]:
     library.register_parallel_backend(NAME, backend_kind())
     with library.parallel_config(backend=NAME, n_jobs=n_jobs, **options):
         yield
+
+
+def named_path(text: str) -> str:
+    """The path of what cannot be pickled, told in the words of joblib's caller."""
+    return PATH.sub(lambda found: f"{PARTS[int(found[2])]}{found[3] or ''} of call {found[1]} of its batch", text)
 
 
 class Batch:
@@ -99,7 +108,10 @@ class FlowBackend:
         """Submit a batch of calls."""
         assert self.executor is not None
         batch, refs = self.with_shared(func)
-        future: Any = self.executor.submit(Batch(batch), *refs)
+        try:
+            future: Any = self.executor.submit(Batch(batch), *refs)
+        except SerializationError as error:
+            raise SerializationError(named_path(str(error))) from error
         future.get = future.result
         if callback is not None:
             future.add_done_callback(callback)

@@ -15,9 +15,7 @@ from typing import Any, NoReturn
 
 from .. import asking
 from ..errors import BadValue
-from ..functions import start_default
 from ..options import whole
-from ..refs import Current
 from .calls import run_each
 from .futures import CHUNK_MAX, WORKERS_MAX, Executor, chunked
 
@@ -265,7 +263,7 @@ class Pool:
         return made
 
     def _worker_count(self) -> int:
-        session = Current.session or start_default()
+        session = self._executor._now()
         return self._count or max(1, int(asking.resources(session, "total").get("CPU", 1)))
 
     def _check_running(self) -> None:

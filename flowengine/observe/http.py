@@ -233,9 +233,11 @@ def exposition(page: dict[str, Any]) -> bytes:
     class Collector:
         def collect(self) -> Iterator[Metric]:
             for family in families(page):
-                kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+                is_counter = family.kind == "counter"  # the library adds the ending of its name
+                kind = CounterMetricFamily if is_counter else GaugeMetricFamily
                 names = list(family.samples[0][0]) if family.samples else []
-                metric = kind(family.name.removesuffix("_total"), family.text, labels=names)
+                name = family.name.removesuffix("_total") if is_counter else family.name
+                metric = kind(name, family.text, labels=names)
                 for labels, value in family.samples:
                     metric.add_metric(list(labels.values()), value)
                 yield metric

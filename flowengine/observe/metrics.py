@@ -95,7 +95,7 @@ def _of_nodes(nodes: Iterable[Mapping[str, Any]]) -> list[Family]:
     return [
         Family(PREFIX + "workers", "gauge", "Worker processes by state.", workers),
         Family(PREFIX + "store_bytes", "gauge", "The store: its limit, what is used, granted, pooled, on disk.", store),
-        Family(PREFIX + "resource_total", "gauge", "Amounts that nodes have; memory is in bytes.", total),
+        Family(PREFIX + "resource_capacity", "gauge", "Amounts that nodes have; memory is in bytes.", total),
         Family(PREFIX + "resource_available", "gauge", "Amounts that are free; memory is in bytes.", free),
         Family(PREFIX + "queued_slots", "gauge", "Slots that are asked for and not granted.", queued),
         Family(PREFIX + "host_cpu_ratio", "gauge", "Share of the host's CPUs in use, from 0 to 1.", cpu),

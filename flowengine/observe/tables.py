@@ -10,6 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from flowengine.scheduling.resources import AT, plain, shown_amount, shown_name, units_of
+
 GIB = 1 << 30
 ROWS_MAX = 15
 SIZES = ((1 << 40, "TiB"), (GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -74,7 +76,7 @@ def top(found: Mapping[str, Any], width: int) -> RenderableType:
         + (f", {size(store['disk_bytes'])} on disk" if store.get("disk_bytes") else ""),
     )))
     return Group(head, Text(""), *filter(None, (
-        nodes(found["nodes"]), running(found["nodes"], width), functions(found["functions"]),
+        nodes(found["nodes"]), running(found["nodes"], found["actors"], width), functions(found["functions"]),
         queues(found["queues"], width))))
 
 
@@ -92,9 +94,12 @@ def nodes(found: Sequence[Mapping[str, Any]]) -> Table:
     return with_rest(made, len(found))
 
 
-def running(found: Sequence[Mapping[str, Any]], width: int) -> Table:
-    """What workers run, the longest first."""
-    rows = [worker for node in found for worker in node["workers"] if worker["task"] or worker["actor"]]
+def running(found: Sequence[Mapping[str, Any]], actors: Sequence[Mapping[str, Any]], width: int) -> Table:
+    """What workers run, the longest first; actors that wait for calls run nothing."""
+    idle = {actor["worker"] for actor in actors if actor["state"] == "alive" and actor["calls"] >= 0
+            and not actor["running"] and not actor["replaying"]}
+    rows = [worker for node in found for worker in node["workers"]
+            if (worker["task"] or worker["actor"]) and worker["worker_id"] not in idle]
     rows.sort(key=lambda worker: (-worker["age_s"], worker["worker_id"]))
     made = table("running", (("task", False), ("id", False), ("age", True), ("worker", False), ("pid", True),
                              ("CPU", True), ("memory", True)))
@@ -124,10 +129,12 @@ def queues(found: Sequence[Mapping[str, Any]], width: int) -> Table | None:
     if not found:
         return None
     made = table("waiting for slots", (("tasks", True), ("each needs", False), ("because", False)))
-    made.columns[2].max_width = max(20, width - 44)
-    made.columns[2].no_wrap = False
+    made.columns[1].max_width, made.columns[2].max_width = 34, max(20, width - 44)
+    made.columns[1].no_wrap = made.columns[2].no_wrap = False
     for row in found[:ROWS_MAX]:
-        needs = ", ".join(f"{name.partition(chr(31))[0]} {amount:g}" for name, amount in row["shape"].items())
+        needs = ", ".join(shown_name(name) if name.startswith(AT) else
+                          f"{plain(name.partition(AT)[0])} {shown_amount(count, name)}"
+                          for name, count in units_of(tuple(row["shape"].items())))
         made.add_row(f"{row['count']:,}", text(needs or "nothing"), text(row["reason"] or "slots are busy"))
     return with_rest(made, len(found))
 

@@ -74,15 +74,15 @@ def as_json(found: Any) -> str:
 async def look(visitor: Visitor) -> dict[str, Any]:
     """One document of the cluster as the live page has it, and for how long workers have been in what they run."""
     nodes: list[dict[str, Any]] = await visitor.ask_head("nodes")
-    counters, hosts, seen, stats = await asyncio.gather(
-        visitor.ask_head("stats"), visitor.ask_all(nodes, "host"), visitor.ask_all(nodes, "seen"),
-        visitor.ask_all(nodes, "stats"))
+    counters, waiting, hosts, seen, stats = await asyncio.gather(
+        visitor.ask_head("stats"), visitor.ask_head("bundles.waiting"), visitor.ask_all(nodes, "host"),
+        visitor.ask_all(nodes, "seen"), visitor.ask_all(nodes, "stats"))
     told = [NodeTold(listed=entry, host=host, seen=one, stats=counted)
             for entry, host, one, counted in zip(nodes, hosts, seen, stats, strict=True)]
     connection, now_s = visitor.connection, time.time()
     head = HeadTold(
         session=connection.session, address=connection.address, host="", pid=0, now_s=now_s, started_s=now_s,
-        counters=counters or {}, seekers=[], resources=[], bundles=[], failures=[])
+        counters=counters or {}, seekers=waiting or [], resources=[], bundles=[], failures=[])
     found = document(head, told, 0)
     ages = {(one.get("node_id"), one.get("pid"), one.get("code")): one.get("age_s", -1.0)
             for node in told for one in (node.seen or ())[1:]}

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from flowengine.runtime.session import Session
 
 OWN_FOLDER = str(Path(__file__).parent.parent)
+INSTEAD = "debug=False to run through, or a debugger of your own, debug=pdb.Pdb(...)"  # of a terminal
 Ask = Callable[[str], list[r.Piece]]
 
 
@@ -172,15 +173,14 @@ def on(stage: Stage) -> Iterator[None]:
         Current.session = before
 
 
-def debugger_for(debug: bool | pdb.Pdb) -> pdb.Pdb | None:
-    """The debugger that is meant; raises BadValue when there is nobody to use it."""
+def debugger_for(debug: bool | pdb.Pdb, instead: str = INSTEAD) -> pdb.Pdb | None:
+    """The debugger that is meant; raises BadValue, with what to do instead, when there is nobody to use it."""
     if isinstance(debug, pdb.Pdb):
         return debug
     if not debug:
         return None
     if not sys.stdin.isatty():
-        raise BadValue("a replay under pdb needs a terminal: pass debug=False to run through (flow replay --no-debug), "
-                       "or a debugger of your own, debug=pdb.Pdb(...)")
+        raise BadValue(f"a replay under pdb needs a terminal: pass {instead}")
     return pdb.Pdb()
 
 

@@ -117,7 +117,7 @@ class Stage:
 
     def __init__(self, record: Record, beneath: DriverSession | None) -> None:
         """beneath: the session that the values of a record come from; None: all that is known is in the record."""
-        self.beneath = beneath
+        self.beneath = self.origin = beneath  # handles are of the program, not of its replay
         config = beneath.config if beneath is not None else Config()
         self.config = msgspec.structs.replace(config, inline_bytes_max=record.told.inline_bytes_max)
         self.node = beneath.node if beneath is not None else ""

@@ -561,6 +561,11 @@ class Session(Hearing):
         if not self.thread.is_alive():
             self.loop.close()
 
+    @property
+    def origin(self) -> Session | None:
+        """To which handles belong that are made or used here; None: to none yet."""
+        return self
+
     def check_open(self) -> None:
         """Raise when the session has ended meanwhile, or a machine failed while somebody waited."""
         if self.closed:

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
-from .resources import Units, plain, shown_amount
+from .resources import Units, shown_amount, shown_need
 
 STEPS_MAX = 5_000  # of the search, when taking the best node for one bundle after the other does not do
 DEPTH_MAX = 64  # bundles that the search is tried for
@@ -148,7 +148,7 @@ def summed(bundles: Iterable[Units]) -> Units:
 
 def shown(units: Units) -> str:
     """Amounts in words."""
-    return " and ".join(f"{plain(name)}: {shown_amount(count)}" for name, count in units)
+    return " and ".join(shown_need(name, count) for name, count in units)
 
 
 def why_never(total: Table, bundles: Sequence[Units], strategy: str) -> str:
@@ -166,7 +166,7 @@ def why_never(total: Table, bundles: Sequence[Units], strategy: str) -> str:
     for name, count in need:
         have = sum(amounts.get(name, 0) for amounts in total.values())
         if have < count:
-            return f"it needs {plain(name)}: {shown_amount(count)} and all nodes have {shown_amount(have)}"
+            return f"it needs {shown_need(name, count)} and all nodes have {shown_amount(have, name)}"
     return f"the nodes cannot hold {len(bundles)} such bundles at once ({strategy})"
 
 
@@ -177,7 +177,7 @@ def why_not_now(free: Table, bundles: Sequence[Units], rest: Sequence[int]) -> s
     for name, count in need:
         have = sum(max(0, amounts.get(name, 0)) for amounts in free.values())
         if have < count:
-            return f"bundles {names} wait for {plain(name)}: {shown_amount(count)}, free is {shown_amount(have)}"
+            return f"bundles {names} wait for {shown_need(name, count)}, free is {shown_amount(have, name)}"
     return f"bundles {names} wait: what is free lies on the wrong nodes"
 
 

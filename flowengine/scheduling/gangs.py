@@ -27,7 +27,7 @@ from flowengine.errors import BadType, BadValue, FlowError
 from flowengine.refs import Current, ObjectRef, current_session
 
 from .policies import Policy
-from .resources import of_job, program_of, shape_of, shown_amount, units_of
+from .resources import of_job, program_of, shape_of, shown_need, units_of
 
 if TYPE_CHECKING:
     from flowengine.core.parts import Shape
@@ -55,8 +55,8 @@ class Member(Policy, frozen=True, kw_only=True):
         for name, count in units_of(shape):
             if count > have.get(name, 0):
                 raise BadValue(
-                    f"the call needs {name}: {shown_amount(count)}, and bundle {self.index} of {self.bundles.id} has "
-                    f"{name}: {shown_amount(have.get(name, 0))}"
+                    f"the call needs {shown_need(name, count)}, and bundle {self.index} of {self.bundles.id} has "
+                    f"{shown_need(name, have.get(name, 0))}"
                 )
         return in_bundle(shape, bundle_name(self.bundles.id, self.index)), ()
 
@@ -131,7 +131,7 @@ class Bundles:
 
     def __repr__(self) -> str:
         shown = ", ".join(
-            "{" + ", ".join(f"{name}: {shown_amount(count)}" for name, count in units_of(shape)) + "}"
+            "{" + ", ".join(shown_need(name, count) for name, count in units_of(shape)) + "}"
             for shape in self._described.bundles[:8]
         )
         more = f", and {len(self) - 8} more" if len(self) > 8 else ""

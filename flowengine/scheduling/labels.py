@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from flowengine.errors import BadType, BadValue
 
 from .policies import Policy, added
-from .resources import ACTOR
+from .resources import ACTOR, APART, BESIDE
 
 if TYPE_CHECKING:
     from flowengine.actors import ActorHandle
@@ -27,9 +27,12 @@ class Together(Policy, frozen=True, kw_only=True):
         """The resource is made when it is first asked for."""
         from flowengine import resources
 
-        name = f"affinity {self.label}"
+        name = BESIDE + self.label
         resources.create(name, float("inf"))
         return added(shape, ((name, 1.0),)), ()
+
+    def __repr__(self) -> str:
+        return f"affinity({self.label!r})"
 
 
 class Apart(Policy, frozen=True, kw_only=True):
@@ -42,9 +45,12 @@ class Apart(Policy, frozen=True, kw_only=True):
         """The resource is made on all nodes, also those that join later, when it is first asked for."""
         from flowengine import resources
 
-        name = f"anti-affinity {self.label}"
+        name = APART + self.label
         resources.create(name, self.per_node, node={})
         return added(shape, ((name, 1.0),)), ()
+
+    def __repr__(self) -> str:
+        return f"anti_affinity({self.label!r}, {self.per_node})"
 
 
 def affinity(target: ObjectRef | ActorHandle | str | Iterable[ObjectRef | ActorHandle]) -> Policy:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from flowengine.core.messages import NodeEntry, Shape
 
-from .resources import AT, SCALE, SEP, Units, plain, shown_amount, units_of
+from .resources import AT, SCALE, SEP, Units, shown_amount, shown_need, units_of
 
 ANYWHERE = "*"
 RUN_S_GUESS = 0.01  # of a task, until it was measured
@@ -75,6 +75,6 @@ def why_not(nodes: Sequence[NodeEntry], shape: Shape, placement: tuple[str, ...]
     for name, count in units_of(shape):
         largest = max(dict(units_of(node.total)).get(name, 0) for node in allowed)
         if largest < count:
-            return f"{who} has {plain(name)}: {shown_amount(count)} (largest: {shown_amount(largest)})"
-    wanted = " and ".join(f"{plain(name)}: {shown_amount(round(amount * SCALE))}" for name, amount in shape)
+            return f"{who} has {shown_need(name, count)} (largest: {shown_amount(largest, name)})"
+    wanted = " and ".join(shown_need(name, round(amount * SCALE)) for name, amount in shape)
     return f"{who} has {wanted} together"

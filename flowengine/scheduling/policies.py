@@ -6,6 +6,7 @@ found. Whoever writes an own one makes a Policy, or a subclass with one of the t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -14,7 +15,11 @@ import msgspec
 from flowengine.core.parts import Shape
 from flowengine.errors import BadType, BadValue
 
+from .resources import ACTOR, shown_name
+
 ANYWHERE = "*"
+LIKE_NODES, LIKE_AMOUNTS = '("id", ...)', '(("name", 1.0), ...)'
+WHOLES = {"gang": "gang", "placement group": "group"}  # kinds of sets of bundles, by the names of variables
 WEIGHT_MIN = 1e-6
 
 
@@ -42,13 +47,15 @@ class Policy(msgspec.Struct, frozen=True, cache_hash=True):
     patience_s: float = 0.5
 
     def __post_init__(self) -> None:
-        names = [*self.nodes, *[pair[0] for pair in self.needs if isinstance(pair, tuple) and len(pair) == 2]]
-        if type(self.nodes) is not tuple or len(names) != len(self.nodes) + len(self.needs):
-            raise BadType('a Policy has nodes as ("id", ...) and needs as (("name", 1.0), ...), not '
-                          f"{self.nodes!r} and {self.needs!r}")
-        for name in names:
-            if not isinstance(name, str):
-                raise BadType(f"names in a Policy are strings, not {name!r}")
+        for field, value in (("alternatives", self.alternatives), ("near", self.near), ("share", self.share)):
+            if type(value) is not tuple:
+                raise BadType(f"a Policy has {field} as a tuple, not {value!r}")
+        for other in self.alternatives:
+            checked(other, "a Policy: alternatives")
+        check_nodes("a Policy has", self.nodes)
+        check_amounts("a Policy has", self.needs)
+        if not is_real(self.patience_s) or not 0 < self.patience_s < math.inf:
+            raise BadValue(f"a Policy has patience_s as a number of seconds above 0, not {self.patience_s!r}")
 
     def asked(self, shape: Shape) -> tuple[Shape, tuple[str, ...]]:
         """Amounts and nodes that a task of this shape asks for; called once for all calls with the same options."""
@@ -68,8 +75,22 @@ class Policy(msgspec.Struct, frozen=True, cache_hash=True):
 
     def ways(self, shape: Shape) -> tuple[Way, ...]:
         """What a task of this shape may ask for, in the order in which it is tried."""
-        amounts, nodes = self.asked(shape)
+        found = self.asked(shape)
+        if type(found) is not tuple or len(found) != 2:
+            raise BadType(f"{type(self).__name__}.asked gives amounts and nodes as ({LIKE_AMOUNTS}, {LIKE_NODES}), not "
+                          f"{found!r}")
+        amounts, nodes = found
+        check_amounts(f"{type(self).__name__}.asked gives", amounts)
+        check_nodes(f"{type(self).__name__}.asked gives", nodes)
+        amounts = added((), amounts)
         return (Way(amounts, nodes, self.near), *(way for other in self.alternatives for way in other.ways(shape)))
+
+    def __repr__(self) -> str:
+        if type(self) is not Policy:
+            given = [f"{one.name}={getattr(self, one.name)!r}" for one in msgspec.structs.fields(self)
+                     if getattr(self, one.name) != one.default]
+            return f"{type(self).__name__}({', '.join(given)})"
+        return shown(self)
 
     def __and__(self, other: Policy) -> Policy:
         """Both at once."""
@@ -87,7 +108,10 @@ class Both(Policy, frozen=True, kw_only=True):
 
     def turn(self, plan: Any) -> Policy:
         """Each part's turn."""
-        return Both(parts=tuple([part.turn(plan) for part in self.parts]), share=self.share)
+        return Both(parts=tuple([turn_of(part, plan) for part in self.parts]), share=self.share)
+
+    def __repr__(self) -> str:
+        return " & ".join(f"({part!r})" if isinstance(part, Either) else repr(part) for part in self.parts)
 
     def submitted(self, session: Any, oid: bytes) -> None:
         """Each part is told."""
@@ -104,7 +128,7 @@ class Both(Policy, frozen=True, kw_only=True):
         for part in self.parts:
             found = [both for way in found for more in part.ways(way.shape) if (both := together(way, more))]
         if not found:
-            raise BadValue(f"placement: no node is allowed by all of {', '.join(map(repr, self.parts))}")
+            raise BadValue(f"placement: no node is allowed by all of {self!r}")
         return tuple(found)
 
 
@@ -115,7 +139,12 @@ class Either(Policy, frozen=True, kw_only=True):
 
     def turn(self, plan: Any) -> Policy:
         """Each part's turn."""
-        return Either(parts=tuple([part.turn(plan) for part in self.parts]), share=self.share)
+        return Either(parts=tuple([turn_of(part, plan) for part in self.parts]), share=self.share)
+
+    def __repr__(self) -> str:
+        if self.parts[-1] == Policy():
+            return f"soft([{', '.join(map(repr, self.parts[:-1]))}])"
+        return " | ".join(map(repr, self.parts))
 
     def submitted(self, session: Any, oid: bytes) -> None:
         """Each part is told."""
@@ -134,8 +163,71 @@ class Either(Policy, frozen=True, kw_only=True):
 def checked(policy: Any, where: str) -> Policy:
     """The policy; raises BadType for anything else."""
     if not isinstance(policy, Policy):
-        raise BadType(f"{where} takes policies of flowengine.scheduling, not {policy!r}")
+        raise BadType(f"{where} takes policies of flowengine.scheduling, not {no_policy(policy)}")
     return policy
+
+
+def no_policy(value: Any) -> str:
+    """What was given in place of a policy, and how to make one of it."""
+    kind = getattr(value, "kind", "")
+    if kind in WHOLES:
+        return f"the whole {kind} {value.id}: take a bundle: {WHOLES[kind]}[0]"
+    called = f"; call it: {value.__name__}(...)" if callable(value) and hasattr(value, "__name__") else ""
+    return f"{value!r}{called}"
+
+
+def turn_of(policy: Policy, plan: Any) -> Policy:
+    """The policy's own for the next call; raises BadType when it gives something else."""
+    mine = policy.turn(plan)
+    if not isinstance(mine, Policy):
+        raise BadType(f"{type(policy).__name__}.turn gives a policy of flowengine.scheduling, not {no_policy(mine)}")
+    return mine
+
+
+def check_nodes(where: str, nodes: Any) -> None:
+    """Raises BadType or BadValue unless these are ids of nodes."""
+    if type(nodes) is not tuple:
+        raise BadType(f"{where} nodes as {LIKE_NODES}, not {nodes!r}")
+    for name in nodes:
+        if not isinstance(name, str):
+            raise BadType(f"{where} nodes as {LIKE_NODES}, not with {name!r}")
+    if ANYWHERE in nodes[:-1]:
+        raise BadValue(f"{where} {ANYWHERE!r}, anywhere else, only at the end of nodes, not {nodes!r}")
+
+
+def check_amounts(where: str, needs: Any) -> None:
+    """Raises BadType or BadValue unless these are pairs of names and amounts; in any order."""
+    if type(needs) is not tuple:
+        raise BadType(f"{where} needs as {LIKE_AMOUNTS}, not {needs!r}")
+    for pair in needs:
+        if type(pair) is not tuple or len(pair) != 2 or not isinstance(pair[0], str) or not is_real(pair[1]):
+            raise BadType(f"{where} needs as {LIKE_AMOUNTS}, not with {pair!r}")
+        if not pair[0] or not 0 <= pair[1] < math.inf:
+            raise BadValue(f"{where} needs with names and finite amounts from 0, not {pair!r}")
+
+
+def is_real(value: Any) -> bool:
+    """Whether it is a number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def shown(policy: Policy) -> str:
+    """A plain policy in the words by which it is made, or nearly so."""
+    words = [f"affinity({ref!r})" for ref in policy.near]
+    words += [
+        f"affinity({shown_name(name)})" if name.startswith(ACTOR) else f"Policy(needs=(({name!r}, {amount!r}),))"
+        for name, amount in policy.needs
+    ]
+    if policy.nodes and policy.nodes[-1] == ANYWHERE:
+        words.append(f"soft([{', '.join(f'node({name!r})' for name in policy.nodes[:-1])}])")
+    elif policy.nodes:
+        liked = f"Policy(nodes={policy.nodes!r})" if len(policy.nodes) > 1 else f"node({policy.nodes[0]!r})"
+        words.append(liked)
+    if policy.share:
+        name, weight = policy.share[-1]
+        below = f", parent={shown(Policy(share=policy.share[:-1]))}" if len(policy.share) > 1 else ""
+        words.append(f"fair_share({name!r}, {weight:g}{below})")
+    return " | ".join([" & ".join(words) or "Policy()", *map(repr, policy.alternatives)])
 
 
 def added(shape: Shape, needs: Shape) -> Shape:

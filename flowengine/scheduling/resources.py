@@ -13,11 +13,13 @@ from flowengine.core.bundles import MARKS
 from flowengine.core.messages import Shape
 
 SCALE = 10_000  # so 0.1 CPU ten times is 1 CPU, which binary fractions do not give
-CPU = "CPU"
-BUILTIN = ("CPU", "GPU", "memory")
+CPU, MEMORY = "CPU", "memory"
+BUILTIN = (CPU, "GPU", MEMORY)
 SEP = "\x1f"  # between a name and the job that it belongs to
 AT = "@"  # in names that the engine makes
 ACTOR = "@actor:"  # and its id: what there is of without limit on the node where the actor lives
+BESIDE, APART = "affinity ", "anti-affinity "  # and a label: what policies make
+SIZES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1, "bytes"))
 NARROW_MAX = 8  # names; what is said for each task is not said for more
 LIMITLESS = 1 << 61  # units of an amount without limit
 LENT = (CPU + AT, *MARKS)  # beginnings of names of bundles that a task which waits lends, as it lends CPU
@@ -94,9 +96,28 @@ def shape_of(units: Units) -> Shape:
     return tuple((name, count / SCALE) for name, count in units)
 
 
-def shown_amount(count: int) -> str:
-    """An amount in words: 1 and not 1.0."""
-    return "any amount" if count >= LIMITLESS // 2 else f"{count / SCALE:g}"
+def shown_amount(count: int, key: str = "") -> str:
+    """An amount in words: 1 and not 1.0; of memory (its key tells) in GiB, MiB or bytes."""
+    if key.partition(AT)[0] == MEMORY:
+        unit, name = next((pair for pair in SIZES if count >= pair[0] * SCALE), SIZES[-1])
+        return f"{count / SCALE / unit:,.{1 if unit > 1 else 0}f} {name}"
+    return "any amount" if LIMITLESS // 2 <= count <= LIMITLESS else f"{count / SCALE:g}"
+
+
+def shown_name(key: str) -> str:
+    """What a key stands for, as people know it."""
+    if key.startswith(ACTOR):
+        return f"actor {key.removeprefix(ACTOR)[:12]}"
+    name, _, bundle = key.partition(AT)
+    if not bundle:
+        return plain(key)
+    group, _, index = bundle.rpartition(".")
+    return f"{plain(name)} of bundle {index} of {group}" if name else f"bundle {index} of {group}"
+
+
+def shown_need(key: str, count: int) -> str:
+    """How much of what, in words."""
+    return f"{shown_name(key)}: {shown_amount(count, key)}"
 
 
 def without_cpu(units: Units) -> Units:

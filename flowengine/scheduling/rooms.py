@@ -15,7 +15,7 @@ from itertools import islice
 from flowengine.core.messages import NodeEntry, Shape
 
 from .placement import ANYWHERE, RUN_S_GUESS, allows, cost_s, rank_of
-from .resources import ACTOR, Units, is_own, plain, resolve, shown_amount, units_of
+from .resources import ACTOR, Units, is_own, plain, resolve, shown_amount, shown_need, units_of
 
 SAMPLE = 16  # nodes that are compared for one demand
 LOOKS_MAX = 512  # nodes that are looked at to find those; one that is missed serves it after its next report
@@ -266,11 +266,11 @@ class Rooms:
                 continue
             if key.startswith(ACTOR):
                 who = who if allowed else "no node"
-                return f"actor {key[len(ACTOR) :][:12]} lives on {who}: it has died, or not begun"
+                return f"actor {key[len(ACTOR) :][:12]} lives on {who}: it has not begun, or its process has died"
             reason = absent(key) if not largest else ""
-            what = f"{who} has {plain(key)}: {shown_amount(count)}"
-            return f"{what}; {reason}" if reason else f"{what} (largest: {shown_amount(largest)})"
-        wanted = " and ".join(f"{plain(key)}: {shown_amount(count)}" for key, count in wish.need)
+            what = f"{who} has {shown_need(key, count)}"
+            return f"{what}; {reason}" if reason else f"{what} (largest: {shown_amount(largest, key)})"
+        wanted = " and ".join(shown_need(key, count) for key, count in wish.need)
         return f"{who} has {wanted} together"
 
     def _most(self, key: str, allowed: list[str] | None) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from flowengine.errors import BadValue
+
 Path = tuple[tuple[str, float], ...]  # from the root: names and weights; the last is OWN
 
 OWN = ("", 1.0)  # what a tenant does itself, beside those that it is divided into
@@ -43,6 +45,17 @@ class Shares:
 
     def __init__(self) -> None:
         self.root = Tenant()
+        self.named: dict[tuple[str, str], Path] = {}  # by program and name: the way there, with weights
+
+    def check(self, job: str, path: Path) -> None:
+        """A program uses a tenant; raises BadValue when one of the same name has another weight or parent."""
+        for end, (name, _) in enumerate(path, 1):
+            known = self.named.setdefault((job, name), path[:end]) if name else path[:end]
+            if known != path[:end]:
+                raise BadValue(
+                    f"placement: there is a fair_share {name!r} already, {shown(known)}, and it cannot be also "
+                    f"{shown(path[:end])}"
+                )
 
     def line(self, path: Path) -> Iterator[tuple[Tenant, Tenant, float]]:
         """Parent, child and the child's weight, for each level."""
@@ -92,3 +105,9 @@ class Shares:
             if mine is not theirs:
                 return mine.clock - theirs.clock
         return 0.0
+
+
+def shown(path: Path) -> str:
+    """A tenant in words."""
+    parent = f" below {path[-2][0]!r}" if len(path) > 1 else ""
+    return f"of weight {path[-1][1]:g}{parent}"

@@ -118,6 +118,9 @@ class Spread(Policy, frozen=True, kw_only=True):
         """One more goes there."""
         count_of(session, self.scope).add(self.nodes[0], oid)
 
+    def __repr__(self) -> str:
+        return "spread()"
+
 
 class Pack(Policy, frozen=True, kw_only=True):
     """The node with the most calls under way that has room for one more; anywhere when it has no slot for long."""
@@ -137,6 +140,9 @@ class Pack(Policy, frozen=True, kw_only=True):
     def submitted(self, session: Session, oid: bytes) -> None:
         """One more goes there."""
         count_of(session, self.scope).add(self.nodes[0], oid)
+
+    def __repr__(self) -> str:
+        return "pack()"
 
 
 COUNTS: weakref.WeakKeyDictionary[Session, dict[bytes, Count]] = weakref.WeakKeyDictionary()

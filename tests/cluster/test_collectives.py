@@ -329,6 +329,16 @@ def test_those_who_join_later_are_taken_in_when_all_agree() -> None:
     assert do([*group, late], "allreduce", [1, 2, 3]) == [6, 6, 6]
 
 
+def test_newcomers_may_be_taken_in_in_another_order_than_that_of_the_ranks_they_asked_for() -> None:
+    group = members("in turn", 2, on_failure="shrink")
+    for size, asked in ((3, 3), (4, 2)):
+        newcomer = Member.remote("in turn", asked + 1, asked, on_failure="shrink")
+        until(lambda size=size: each(group, "do", "admit") and each(group, "where")[0][1] == size)
+        group.append(newcomer)
+    assert [where[:2] for where in each(group, "where")] == [(rank, 4) for rank in range(4)]
+    assert do(group, "allgather", [0, 1, 2, 3]) == [[0, 1, 2, 3]] * 4
+
+
 # --- what is told when a call is looked at again --------------------------------------------------
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import queue
 import signal
 import threading
@@ -500,6 +501,20 @@ def test_the_replay_of_a_task_that_uses_them():
     assert (jobs.qsize(), out.qsize()) == (1, 1)
 
 
+def test_a_replay_uses_the_handles_of_its_program(monkeypatch):
+    monkeypatch.setattr(flow, "jobs_of_all", flow.Queue("jobs of all"), raising=False)
+
+    @flow.remote
+    def work():
+        jobs = getattr(flow, "jobs_of_all", None) or flow.Queue("jobs of all")
+        return jobs.get()
+
+    flow.jobs_of_all.put_many([4, 5])
+    ref = work.remote()
+    assert flow.get(ref) == flow.replay(ref, debug=False) == 4
+    assert flow.jobs_of_all.get() == 5
+
+
 def test_it_is_clear_why_a_task_waits():
     lock, began = flow.Lock("told"), flow.Event()
     held = hold.remote(lock, began)
@@ -519,3 +534,25 @@ def test_it_is_clear_why_a_task_waits():
 def test_without_a_name_each_is_another():
     assert flow.Lock() != flow.Lock()
     assert flow.Queue().name != flow.Queue().name
+
+
+def test_what_belongs_to_a_session_ends_with_it():
+    flow.shutdown()
+    early = flow.Queue("early")
+    try:
+        with flow.init(num_workers=1):
+            made = flow.Queue(), flow.Event(), flow.Lock("named"), flow.Variable(), flow.Semaphore(2)
+            early.put(1)
+            kept = pickle.dumps(made[0])
+        jobs, event, lock, cell, permits = made
+        for use in (lambda: jobs.get(timeout=1), event.set, lock.acquire, lambda: cell.set(1), permits.acquire,
+                    early.qsize, lambda: pickle.dumps(jobs)):
+            with pytest.raises(flow.StaleSession, match="its session has ended: make it anew"):
+                use()
+        assert flow.refs.Current.session is None
+    finally:
+        flow.init(num_workers=2)
+    with pytest.raises(flow.StaleSession):
+        lock.acquire()
+    assert flow.Lock("named").acquire()
+    assert pickle.loads(kept).empty()

@@ -199,12 +199,22 @@ def test_all_of_a_label_are_on_one_node(cluster):
     assert len(set(got([*refs, *[actor.where.remote() for actor in actors]]))) == 1
 
 
-def test_a_task_beside_an_actor_that_is_dead_tells_so(cluster):
+def test_what_is_to_run_beside_an_actor_that_is_dead_for_good_ends(cluster):
+    @flow.remote
+    def asks(handle):
+        return flow.get(where.options(placement=affinity(handle)).remote(), timeout=20)
+
     actor = Actor.remote()
     got(actor.where.remote())
+    beside = where.options(placement=affinity(actor))
+    before = [beside.options(resources={"never": 1}).remote(), asks.remote(actor)]
+    got(before[1])
     flow.kill(actor)
-    with pytest.raises(flow.GetTimeout, match="actor"):
-        flow.get(where.options(placement=affinity(actor)).remote(), timeout=3)
+    for ref in (before[0], beside.remote(), Actor.options(placement=affinity(actor)).remote().where.remote(),
+                asks.remote(actor)):
+        with pytest.raises(flow.ActorDied, match="it was killed"):
+            got(ref)
+    assert got(where.options(placement=soft([affinity(actor)])).remote())
 
 
 # --- anti-affinity ------------------------------------------------------------------------------------

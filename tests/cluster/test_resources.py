@@ -112,6 +112,17 @@ def test_orders_about_what_is_not_there(resource):
         work.options(resources={"a@b": 1})
 
 
+def test_what_is_taken_away_is_gone_when_the_call_returns(resource):
+    for number in range(12):
+        create(resource, 1)
+        assert flow.get(asks(resource).remote(), timeout=10)
+        (lambda: change(resource, 0), lambda: add(resource, -1), lambda: delete(resource))[number % 3]()
+        ref = asks(resource).remote()
+        assert flow.wait([ref], timeout=0.1) == ([], [ref])
+        flow.cancel(ref)
+        delete(resource)
+
+
 def test_many_threads_give_orders(resource):
     create(resource, 0)
     threads = [threading.Thread(target=lambda: [add(resource, 1) for _ in range(25)]) for _ in range(4)]

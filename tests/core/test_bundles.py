@@ -423,6 +423,18 @@ def test_a_new_head_learns_gangs_from_nodes_and_groups_from_its_journal():
     assert [message.group for _, message in sent if type(message) is m.BundlesDropped] == ["gang-9"]  # nobody knows it
 
 
+def test_what_waits_is_listed_for_people():
+    kit = HeadKit(a=TWO)
+    for number in (1, 2):
+        large = m.BundleSet(f"group-{number}", (ONE, (("CPU", 3.0),)))
+        kit.says(m.Asked(number, "bundles.create", [large, "d1"]), "d1")
+    ((_, answer),) = kit.says(m.Asked(3, "bundles.waiting"), "v")
+    assert [row["shape"] for row in answer.content] == [{"CPU": 4.0}] * 2
+    assert "placement group group-1 (2 bundles, PACK), which waits for other nodes: no node has CPU: 3" in (
+        answer.content[0]["reason"]
+    )
+
+
 def test_a_job_that_goes_on_in_another_process_keeps_its_group():
     kit = HeadKit(a=TWO)
     for number, job in enumerate(("d1", "d2")):

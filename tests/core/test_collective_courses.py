@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from flowengine.collectives.posts_orders import HEAD_BYTES
 from flowengine.config import Config
@@ -306,6 +307,31 @@ def test_a_new_ledger_goes_on_from_what_members_and_nodes_know():
     for rank in (0, 2):
         stage.join(rank, 3, seating=seating, next_step=2)
         stage.give(formed, rank, 2, ONES)
+    assert dict(stage.heard(m.BlobsReady, ME)[-1].results)[WHOLE] == (3 * ONES).tobytes()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_new_ledger_knows_a_newcomer_that_never_heard_which_rank_it_got(is_first: bool):
+    old = Stage()
+    formed = old.form(2, on_failure="shrink", restorable=False)
+    old.join(4, 5, on_failure="shrink", restorable=False)
+    for rank in (0, 1):
+        old.give(formed, rank, 0, op="admit")
+    seating = old.heard(m.GroupFormed, "p1")[-1].seating
+    stage = Stage(me=OTHER)
+    known = {"on_failure": "shrink", "restorable": False, "seating": seating, "next_step": 1}
+    if is_first:
+        stage.join(4, 5, on_failure="shrink", restorable=False)
+    for rank in (0, 1):
+        stage.join(rank, 3, **known)
+    for node in (ME, OTHER):
+        stage.tell(m.Held(seating.group, ()), node)
+    if not is_first:
+        stage.join(4, 5, on_failure="shrink", restorable=False)
+    told = stage.heard(m.GroupFormed, "p4")[-1]
+    assert (told.rank, told.size, told.first_step, told.seating.keys[2]) == (2, 3, 1, b"key4")
+    for rank, address in enumerate(("p0", "p1", "p4")):
+        stage.give(formed, rank, 1, ONES, address=address)
     assert dict(stage.heard(m.BlobsReady, ME)[-1].results)[WHOLE] == (3 * ONES).tobytes()
 
 

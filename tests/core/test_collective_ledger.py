@@ -37,7 +37,7 @@ def test_ranks_that_do_not_agree_are_all_refused(fields, what):
     stage.join(0)
     stage.join(1, **fields)
     told = stage.heard(m.JoinRefused)
-    assert [(one.rank, one.kind) for one in told] == [(0, "usage"), (1, "usage")]
+    assert [(one.key, one.kind) for one in told] == [(b"key0", "usage"), (b"key1", "usage")]
     assert what in told[0].reason
     assert "rank 0: 2 ranks, timeout_s=4, on_failure=recover; rank 1: " in told[0].reason
     stage.form()

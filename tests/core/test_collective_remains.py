@@ -52,7 +52,7 @@ def test_what_was_given_to_a_lost_step_is_let_go():
 
 
 def test_after_a_refusal_by_a_new_ledger_all_that_is_given_fails_for_its_reason():
-    out = seated(JoinRefused("g", 1, "lost", "it is over"), StepAsked(1, 6, GIVEN))[1]
+    out = seated(JoinRefused("g", b"key", "lost", "it is over"), StepAsked(1, 6, GIVEN))[1]
     assert Tell(6, StepFailed(b"G", STEP, "lost", "it is over")) in out
     assert Send("node", StepEnded(b"", (b"gift",))) in out
 

@@ -37,7 +37,7 @@ from flowengine.core.commands import Send, SetTimer
 from flowengine.core.talk import PeerLost
 
 JOINED = GroupJoined("g", 2, 0, b"key", "node", "host", 7, 30.0, "recover", True)
-SEATING = Seating(b"G", 1, (0, 1), (0,), ("node", "node"))
+SEATING = Seating(b"G", 1, (0, 1), (0,), ("node", "node"), (b"key", b"other"))
 FORMED = GroupFormed("g", 0, 2, SEATING, 0)
 GIVEN = StepGiven(b"G", (-1, -1, 0), 0, Header("barrier"))
 FIRST, SECOND = "tcp://a:1#1", "tcp://b:1#2"
@@ -75,12 +75,49 @@ def test_a_second_seat_of_the_same_name_knows_the_ledger() -> None:
     assert machine.handle(one, 0.0) == [Tell(9, one)], "a result for one rank is not the other's"
 
 
-def test_a_newcomer_may_be_taken_in_at_a_lower_rank_than_it_asked_for() -> None:
-    asked = GroupJoined("g", 4, 3, b"key", "node", "host", 7, 30.0, "recover", True)
-    taken = GroupFormed("g", 1, 2, SEATING, 5)
-    machine, out = seats(SeatAsked(1, 5, asked), LedgerFound("g", FIRST), taken)
+def sitting(epoch: int, *keys: bytes) -> Seating:
+    """Who sits where, all on one node."""
+    ranks = tuple(range(len(keys)))
+    return Seating(b"G", epoch, ranks, (0,), ("node",) * len(keys), keys)
+
+
+def asking(rank: int, key: bytes) -> GroupJoined:
+    return GroupJoined("g", rank + 1, rank, key, "node", "host", 7, 30.0, "shrink", False)
+
+
+@pytest.mark.parametrize(("asked", "rank", "size"), [(3, 2, 3), (3, 1, 2), (2, 2, 3), (2, 3, 4), (1, 4, 5)])
+def test_a_newcomer_may_be_taken_in_at_any_other_rank_than_it_asked_for(asked: int, rank: int, size: int) -> None:
+    keys = [b"key" if at == rank else bytes([at]) for at in range(size)]
+    taken = GroupFormed("g", rank, size, sitting(2, *keys), 5)
+    machine, out = seats(SeatAsked(1, 5, asking(asked, b"key")), LedgerFound("g", FIRST), taken)
     assert out == [Formed(1, taken), Tell(5, taken)]
-    assert machine.seats[1].rank == 1
+    assert machine.seats[1].rank == rank
+
+
+def test_of_two_newcomers_here_each_hears_its_own_rank_though_the_other_has_asked_for_it() -> None:
+    machine, _ = seats(SeatAsked(1, 5, asking(2, b"c")), SeatAsked(2, 6, asking(3, b"d")), LedgerFound("g", FIRST))
+    late = GroupFormed("g", 2, 3, sitting(2, b"a", b"b", b"d"), 1)
+    assert machine.handle(late, 0.0) == [Formed(2, late), Tell(6, late)]
+    later = [GroupFormed("g", rank, 4, sitting(3, b"a", b"b", b"d", b"c"), 2) for rank in (2, 3)]
+    assert machine.handle(later[0], 0.0) == [Formed(2, later[0])]
+    assert machine.handle(later[1], 0.0) == [Formed(1, later[1]), Tell(5, later[1])]
+    fewer = [GroupFormed("g", rank, 3, sitting(4, b"b", b"d", b"c"), 0) for rank in (1, 2)]
+    assert [machine.handle(news, 0.0) for news in fewer] == [[Formed(2, fewer[0])], [Formed(1, fewer[1])]]
+
+
+def test_a_refusal_is_for_who_has_asked_not_for_who_got_that_rank() -> None:
+    machine, _ = seats(SeatAsked(1, 5, asking(2, b"c")), SeatAsked(2, 6, asking(3, b"d")), LedgerFound("g", FIRST))
+    machine.handle(GroupFormed("g", 2, 3, sitting(2, b"a", b"b", b"d"), 1), 0.0)
+    refused = JoinRefused("g", b"c", "usage", "nobody admitted it")
+    assert machine.handle(refused, 0.0) == [Tell(5, refused)]
+    assert list(machine.seats) == [2]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_news_for_a_seat_that_was_given_up_is_for_nobody_else(rank: int) -> None:
+    machine, _ = seats(SeatAsked(1, 5, asking(rank, b"next")), LedgerFound("g", FIRST))
+    assert machine.handle(GroupFormed("g", 1, 2, SEATING, 0), 0.0) == []
+    assert machine.handle(JoinRefused("g", b"other", "lost", "it is over"), 0.0) == []
 
 
 def test_whoever_asks_for_a_seat_that_is_taken_here_is_told_at_once_or_waits_too() -> None:
@@ -92,13 +129,13 @@ def test_whoever_asks_for_a_seat_that_is_taken_here_is_told_at_once_or_waits_too
 
 def test_a_member_that_the_next_ledger_does_not_take_hears_it_at_its_open_step() -> None:
     machine, _ = seated(StepAsked(1, 8, GIVEN), PeerLost(FIRST, ""), LedgerFound("g", SECOND))
-    out = machine.handle(JoinRefused("g", 0, "lost", "it is over"), 0.0)
+    out = machine.handle(JoinRefused("g", b"key", "lost", "it is over"), 0.0)
     assert out == [Tell(8, StepFailed(b"G", (-1, -1, 0), "lost", "it is over", 0))]
     assert not machine.seats
 
 
 def test_who_comes_to_a_node_that_keeps_the_ledger_no_more_has_it_found_again() -> None:
-    moved = JoinRefused("g", 0, "moved", "another node keeps it")
+    moved = JoinRefused("g", b"key", "moved", "another node keeps it")
     machine, out = seats(SeatAsked(1, 5, JOINED), LedgerFound("g", FIRST), moved)
     assert out == [FindLedger("g")]
     assert machine.handle(moved, 0.0) == []
@@ -107,7 +144,7 @@ def test_who_comes_to_a_node_that_keeps_the_ledger_no_more_has_it_found_again() 
 
 @pytest.mark.parametrize("kind", ["usage", "timeout", "lost"])
 def test_a_refused_join_is_told_and_the_seat_is_gone(kind: str) -> None:
-    refused = JoinRefused("g", 0, kind, "why")
+    refused = JoinRefused("g", b"key", kind, "why")
     machine, out = seats(SeatAsked(1, 5, JOINED), LedgerFound("g", FIRST), refused)
     assert out == [Tell(5, refused)]
     assert not machine.seats
@@ -157,8 +194,8 @@ def test_a_ledger_that_is_not_found_is_sought_for_a_while() -> None:
 
 
 def test_a_rank_that_has_another_number_after_a_shrink_gives_by_that() -> None:
-    smaller = GroupFormed("g", 0, 1, Seating(b"G", 2, (0,), (0,), ("node",)), 0)
-    second = GroupJoined("g", 2, 1, b"key", "node", "host", 7, 30.0, "shrink", True)
+    smaller = GroupFormed("g", 0, 1, Seating(b"G", 2, (0,), (0,), ("node",), (b"other",)), 0)
+    second = GroupJoined("g", 2, 1, b"other", "node", "host", 7, 30.0, "shrink", True)
     events = (SeatAsked(1, 5, second), LedgerFound("g", FIRST), GroupFormed("g", 1, 2, SEATING, 0), smaller)
     machine, out = seats(*events)
     assert out == [Formed(1, smaller)]
@@ -167,7 +204,7 @@ def test_a_rank_that_has_another_number_after_a_shrink_gives_by_that() -> None:
 
 
 def test_open_steps_of_a_formation_that_is_gone_fail() -> None:
-    anew = GroupFormed("g", 0, 2, Seating(b"H", 1, (0, 1), (0,), ("node", "node")), 0)
+    anew = GroupFormed("g", 0, 2, Seating(b"H", 1, (0, 1), (0,), ("node", "node"), (b"key", b"other")), 0)
     _, out = seated(StepAsked(1, 8, GIVEN), anew)
     assert [type(command) for command in out] == [Tell, Formed]
     assert out[0].outcome.kind == "lost"

@@ -275,6 +275,15 @@ def test_shrinking_calls_back_as_much_as_is_lacking():
     assert kit.node.leases.ledger.names() == ("CPU", "GPU")
 
 
+def test_an_order_that_takes_away_is_done_when_the_node_says_so():
+    kit = Kit()
+    kit.cluster()
+    assert sent(kit.says(amounts(30_000), HEAD), m.AmountsDone) == []
+    order = m.AmountsSet(((LOCK, 0),), 1, order=7)
+    assert sent(kit.says(order, HEAD), m.AmountsDone, HEAD) == [m.AmountsDone(7)]
+    assert sent(kit.demand("d", 1, LOCKED), m.LeaseGranted) == []
+
+
 def test_amounts_of_another_life_are_none_and_a_whole_list_ends_what_is_not_in_it():
     kit = Kit()
     kit.cluster()

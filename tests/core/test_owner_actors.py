@@ -9,6 +9,7 @@ from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
 from flowengine.core.ids import child_id, object_id, short
+from flowengine.core.memory_seen import owned
 from flowengine.core.owner import Owner
 from flowengine.errors import ActorDied, TaskCancelled, pack_error, unpack_error
 
@@ -480,3 +481,12 @@ def test_the_story_tells_of_checkpoints_and_does_not_keep_them():
     told = [line for line in scene.owner.story(actor) if "CheckpointTaken" in line]
     assert ["calls=3" in told[0], "file:///state/a/1-6" in told[1]] == [True, True]
     assert sum(len(msgspec.msgpack.encode(entry)) for entry in scene.owner.journal._entries) < 10_000
+
+
+def test_what_takes_the_memory_is_told_by_the_method_that_made_it():
+    scene = with_handle()
+    call = scene.call(1)
+    scene.step(m.ActorAt(ACTOR, 1, "alive", f"{WORKER}1", "none"), MAKER)
+    scene.done(call)
+    assert call not in scene.owner.tasks
+    assert [(one["name"], one["refs"]) for one in owned(scene.owner)["objects"]] == [("C.m", 1)]

@@ -285,3 +285,23 @@ def test_what_a_task_of_a_tenant_did_not_run_is_not_charged():
     scene.step(m.TaskDone(task, scene.owner.tasks[task].attempt, (m.Inline(b"x"),), 500_000), worker)
     assert before < 0.01
     assert abs(clock.clock - 0.25) < 0.01
+
+
+def test_slots_with_some_of_what_was_taken_away_are_used_no_more():
+    scene = Scene()
+    lock = (*ONE, ("lock\x1fd", 1.0))
+    for shape in (lock, lock, ONE):
+        scene.submit(shape=shape)
+        scene.grant(shape=shape)
+    idle, runs, other = scene.owner.leases.values()
+    for lease in (idle, other):
+        scene.step(m.TaskDone(next(iter(lease.inflight)), 1, (m.Inline(b"x"),), 10), lease.worker)
+    scene.step(s.AmountLessened("lock\x1fd"))
+    assert scene.sent == [(NODE, m.LeaseReturned(idle.id))]
+    scene.submit(shape=lock)
+    assert not scene.pushes()  # it waits for a slot that is given anew
+    scene.step(m.TaskDone(next(iter(runs.inflight)), 1, (m.Inline(b"x"),), 10), runs.worker)
+    assert not scene.pushes()
+    assert list(scene.owner.leases.values()) == [other]
+    scene.grant(shape=lock)
+    assert len(scene.pushes()) == 1

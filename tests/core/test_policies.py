@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flowengine as flow
+from flowengine.core.bundles import BundleSet
 from flowengine.options import task_options
-from flowengine.scheduling import fair_share, node, soft
+from flowengine.scheduling import affinity, anti_affinity, fair_share, node, soft, spread
+from flowengine.scheduling.gangs import Gang, PlacementGroup
 from flowengine.scheduling.policies import Policy, Way, meet, patience_of, share_of
 from flowengine.scheduling.shares import OTHERS, OWN, Shares
 
@@ -232,3 +234,90 @@ def test_shares_go_by_weight_however_long_tasks_are(tenants, cpus):
     weights = sum(path[0][1] for path in paths)
     for path in paths:
         assert used[path] / (20.0 * cpus) == pytest.approx(path[0][1] / weights, abs=0.015)
+
+
+def test_tenants_of_one_name_have_one_weight_and_one_parent():
+    shares = Shares()
+    one = fair_share("one")
+    for policy in (fair_share("A", 2, one), fair_share("A", 2, fair_share("one")), one):
+        shares.check("job", (*share_of(policy), OWN))
+    shares.check("another job", (*share_of(fair_share("A", 3)), OWN))
+    for policy in (fair_share("A", 3, one), fair_share("A", 2), fair_share("B", parent=fair_share("one", 5))):
+        with pytest.raises(flow.BadValue, match=r"there is a fair_share '(A|one)' already, of weight"):
+            shares.check("job", (*share_of(policy), OWN))
+
+
+# --- what is wrong about own ones ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"nodes": 3}, "nodes as"),
+    ({"nodes": "abc"}, "nodes as"),
+    ({"nodes": (1,)}, "nodes as"),
+    ({"nodes": ("*", "a")}, "only at the end"),
+    ({"needs": 3}, "needs as"),
+    ({"needs": (("b", "x"),)}, "needs as .* not with .'b', 'x'"),
+    ({"needs": (("b", True),)}, "needs as"),
+    ({"needs": ("ab",)}, "needs as"),
+    ({"needs": (("b", -1),)}, "amounts from 0"),
+    ({"needs": (("b", float("nan")),)}, "amounts from 0"),
+    ({"alternatives": (3,)}, "alternatives"),
+    ({"alternatives": DISK}, "alternatives"),
+    ({"near": 3}, "near"),
+    ({"patience_s": -1}, "patience_s"),
+    ({"patience_s": "x"}, "patience_s"),
+])
+def test_a_bad_policy_is_refused_where_it_is_made(fields, words):
+    with pytest.raises((flow.BadType, flow.BadValue), match=words):
+        Policy(**fields)
+
+
+class Answers(Policy, frozen=True, kw_only=True):
+    """Hooks give what they are told to."""
+
+    gives: object
+
+    def asked(self, shape):
+        return self.gives
+
+    def turn(self, plan):
+        return self.gives
+
+
+@pytest.mark.parametrize("gives", [7, (), (CPU,), ((("b", "x"),), ()), (CPU, "ab"), (CPU, (1,)), (dict(CPU), ())])
+def test_bad_answers_of_own_hooks_are_told_with_the_name_of_the_hook(gives):
+    with pytest.raises(flow.BadType, match=r"Answers\.asked gives"):
+        Answers(gives=gives).ways(CPU)
+    with pytest.raises(flow.BadType, match=r"Answers\.turn gives a policy"):
+        (Answers(gives=gives) & DISK).turn(None)
+
+
+def test_amounts_in_any_order_are_put_in_order():
+    assert Answers(gives=((("b", 1), ("a", 2)), ())).ways(()) == (Way((("a", 2.0), ("b", 1.0))),)
+    assert Policy(needs=(("b", 1), ("a", 2))).ways(()) == (Way((("a", 2.0), ("b", 1.0))),)
+
+
+@pytest.mark.parametrize("whole", [
+    Gang(BundleSet("gang-1", (CPU,), "PACK")), PlacementGroup(BundleSet("group-1", (CPU,), "PACK")),
+])
+def test_a_whole_set_of_bundles_is_no_placement(whole):
+    for use in (lambda: task_options({"placement": whole}), lambda: soft([whole])):
+        with pytest.raises(flow.BadType, match=r"the whole \S+.* take a bundle: (gang|group)\[0\]"):
+            use()
+
+
+def test_policies_are_shown_as_they_are_made():
+    one = fair_share("one", 2)
+    for policy, words in (
+        (Policy(), "Policy()"),
+        (node("65ff"), "node('65ff')"),
+        (soft([node("a"), node("b")]), "soft([node('a'), node('b')])"),
+        (soft([DISK, node("a")]), "soft([Policy(needs=(('disk', 1.0),)), node('a')])"),
+        (fair_share("A", parent=one), "fair_share('A', 1, parent=fair_share('one', 2))"),
+        (spread() & (DISK | node("a")), "spread() & (Policy(needs=(('disk', 1.0),)) | node('a'))"),
+        (affinity("team") | anti_affinity("db"), "affinity('team') | anti_affinity('db', 1)"),
+        (Policy(needs=(("@actor:0123456789abcdef", 1.0),)), "affinity(actor 0123456789ab)"),
+        (Counting(), "Counting()"),
+        (Answers(gives=1, nodes=("a",)), "Answers(nodes=('a',), gives=1)"),
+    ):
+        assert repr(policy) == words

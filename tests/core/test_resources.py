@@ -6,7 +6,21 @@ import pytest
 
 from flowengine.core.messages import NodeEntry
 from flowengine.scheduling import placement
-from flowengine.scheduling.resources import SEP, Ledger, Wide, brief, key_of, of_job, plain, resolve, shape_of, units_of
+from flowengine.scheduling.resources import (
+    LIMITLESS,
+    SCALE,
+    SEP,
+    Ledger,
+    Wide,
+    brief,
+    key_of,
+    of_job,
+    plain,
+    resolve,
+    shape_of,
+    shown_need,
+    units_of,
+)
 from flowengine.scheduling.rooms import SAMPLE, Rooms, Wish
 
 TOTAL = (("CPU", 2.0), ("GPU", 1.0))
@@ -212,3 +226,14 @@ def test_reasons(shape, wanted, text):
     nodes = [node("a"), node("b"), node("c", total=(("x", 1.0),))]
     assert placement.why_not(nodes, shape, wanted) == text
     assert not text or rooms_of(*nodes).why_not(Wish(shape, wanted), lambda key: "") == text
+
+
+def test_keys_and_amounts_in_words():
+    assert shown_need("y\x1ftcp://h:1#d", 10_000) == "y: 1"
+    assert shown_need("CPU@gang-1f.2", 5_000) == "CPU of bundle 2 of gang-1f: 0.5"
+    assert shown_need("@group-1f.0", 10_000) == "bundle 0 of group-1f: 1"
+    assert shown_need("@actor:0123456789abcdef", 10_000) == "actor 0123456789ab: 1"
+    assert shown_need("memory", 10**15 * SCALE) == "memory: 931,322.6 GiB"
+    assert shown_need("memory@group-1f.0", 30_000) == "memory of bundle 0 of group-1f: 3 bytes"
+    assert shown_need("x", LIMITLESS) == "x: any amount"
+    assert shown_need("x", 10**15 * SCALE) == "x: 1e+15"

@@ -20,10 +20,22 @@ from flowengine.deploy.nodes import Share, launcher_settings
 from flowengine.deploy.reports import Waiting, workers_wanted
 from flowengine.deploy.seeds import NodeSeed, Seed, tls_from
 from flowengine.errors import BadValue
+from flowengine.interop.dask_graph import check_keywords, dask_get
 
 SEED = Seed(session="s", secret=b"x" * 32, config=Config(), durable_url="", log_to_driver=True)
 TOLD = NodeSeed(head="tcp://127.0.0.1:1#head-s", seed=SEED)
 ONE_CPU = (("CPU", 1.0),)
+
+
+@pytest.mark.parametrize(("mistyped", "meant"), [
+    ("max_retry", "max_retries"), ("num_cpu", "num_cpus"), ("num_worker", "num_workers"), ("callback", "callbacks")])
+def test_a_mistyped_keyword_is_refused(mistyped, meant):
+    with pytest.raises(BadValue, match=f"did you mean '{meant}'"):
+        dask_get({}, [], **{mistyped: 1})
+
+
+def test_keywords_of_other_schedulers_are_ignored():
+    check_keywords(["foo", "pool", "retries", "workers", "optimize_graph", "num_workers", "cache", "max_retries"])
 
 
 @pytest.mark.parametrize(("waiting", "totals", "wanted"), [

@@ -171,6 +171,20 @@ def test_a_failing_initializer_breaks_the_executor():
             executor.submit(square, 1)
 
 
+async def later(x):
+    return x
+
+
+@pytest.mark.parametrize("fn", [later, functools.partial(later, 1)])
+def test_what_only_an_event_loop_runs_is_refused(fn):
+    with flow.Executor() as executor, pytest.raises(BadType, match="later is an async function"):
+        executor.submit(fn, 1)
+    with flow.Pool(2) as pool, pytest.raises(BadType, match="later is an async function"):
+        pool.map(fn, [1])
+    with flow.Pool(2) as pool, pytest.raises(BadType, match="needs a function, not 5"):
+        pool.map(5, [1])
+
+
 def test_options_are_those_of_tasks_and_checked():
     with pytest.raises(ValueError, match="max_workers must be greater than 0"):
         flow.Executor(0)
@@ -220,16 +234,24 @@ def test_in_tasks_and_in_actors():
     assert flow.get([outer.remote(count) for count in (3, 4, 5)], timeout=30) == [5, 14, 30]
 
 
-def test_the_end_of_the_session_is_told_and_the_next_one_is_used():
+def test_the_end_of_the_session_is_told_and_the_next_one_is_another():
     flow.shutdown()
     try:
         with flow.init(num_workers=1):
             executor = flow.Executor(max_workers=1)
+            unused, pool = flow.Executor(), flow.Pool(2)
             futures = [executor.submit(time.sleep, 60) for _ in range(3)]
         for future in futures:
             with pytest.raises(StaleSession):
                 future.result(timeout=20)
+        for stale in (executor.submit, unused.submit, pool.apply_async, lambda *call: pool.map(square, [1])):
+            with pytest.raises(StaleSession, match="its session has ended: make it anew"):
+                stale(square, (5,))
+        assert flow.refs.Current.session is None
+        early = flow.Executor()
     finally:
         flow.init(num_workers=2)
-    assert executor.submit(square, 5).result(timeout=20) == 25
+    with pytest.raises(StaleSession):
+        executor.submit(square, 5)
+    assert early.submit(square, 5).result(timeout=20) == 25
     executor.shutdown()

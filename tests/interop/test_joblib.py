@@ -5,13 +5,14 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
 import pytest
 
 import flowengine as flow
-from flowengine.errors import BadType, BadValue
+from flowengine.errors import BadType, BadValue, SerializationError
 from tests.cluster.kit import two_workers
 from tests.runtime.kit import PROJECT
 
@@ -90,6 +91,14 @@ def test_a_parallel_within_a_call():
         return sum(Parallel(n_jobs=2)(delayed(square)(i) for i in range(count))), kind
 
     assert Parallel()(delayed(inner)(i) for i in range(3)) == [(n, "ThreadingBackend") for n in (0, 0, 1)]
+
+
+def test_what_cannot_be_pickled_is_told_by_its_place():
+    lock = threading.Lock()
+    with pytest.raises(SerializationError, match=r"pickled: argument \[0\] of call 0 of its batch is a _thread.lock"):
+        Parallel()(delayed(square)(one) for one in [lock])
+    with pytest.raises(SerializationError, match=r"keyword argument \['x'\] of call 0 of its batch"):
+        Parallel()(delayed(square)(x=one) for one in [lock])
 
 
 def test_options_are_those_of_tasks_and_checked():

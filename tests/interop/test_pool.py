@@ -5,6 +5,8 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import CancelledError
@@ -14,6 +16,7 @@ import pytest
 import flowengine as flow
 from flowengine.errors import BadValue
 from tests.cluster.kit import two_workers
+from tests.runtime.kit import PROJECT
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(60)]
 
@@ -151,3 +154,48 @@ def test_in_a_task():
 
     with flow.Pool() as pool:
         assert pool.map(nested, [3, 4, 5]) == [5, 14, 30]
+
+
+WITH_GLOBALS = """
+import functools
+import flowengine as flow
+
+limit, model, cache = 1, None, {}
+
+def begin(value):
+    global model
+    model = value
+    cache["begun"] = cache.get("begun", 0) + 1
+
+def use(_):
+    return model, cache["begun"], limit
+
+def through(_):
+    return use(_)[0]
+
+class Adds:
+    def __call__(self, x):
+        return model + x
+
+    def subtract(self, x):
+        return model - x
+
+if __name__ == "__main__":
+    with flow.init(num_workers=2), flow.Pool(2, begin, (5,)) as pool:
+        assert pool.map(use, range(3)) == [(5, 1, 1)] * 3
+        limit = 2
+        assert list(pool.imap(use, [0])) == [(5, 1, 2)]
+        assert pool.map(functools.partial(through), range(3)) == [5] * 3
+        assert pool.map(Adds(), [1]) + pool.map(Adds().subtract, [1]) == [6, 4]
+        assert pool.apply(lambda: model) == 5
+        with flow.Executor(initializer=begin, initargs=(7,)) as executor:
+            assert set(executor.map(use, range(4), chunksize=2)) == {(7, 1, 2)}
+        assert pool.apply(through, (0,)) == 5
+"""
+
+
+def test_the_functions_of_a_script_see_what_its_initializer_has_made(tmp_path):
+    (tmp_path / "program.py").write_text(WITH_GLOBALS)
+    done = subprocess.run([sys.executable, tmp_path / "program.py"], cwd=PROJECT, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(PROJECT)}, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

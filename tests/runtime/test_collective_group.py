@@ -85,7 +85,7 @@ def test_who_may_repeat_says_nothing_of_it(members):
 
 
 def test_a_lost_seat_keeps_its_reason(members):
-    members.answers = [m.JoinRefused("g", 0, "lost", "group 'g' is over: rank 0 came back too late")]
+    members.answers = [m.JoinRefused("g", b"", "lost", "group 'g' is over: rank 0 came back too late")]
     group = member()
     for _ in range(2):
         with pytest.raises(MemberLost, match="came back too late"):

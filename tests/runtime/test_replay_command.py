@@ -77,6 +77,14 @@ def replayed(capsys, *arguments):
     return code, shown.out + shown.err
 
 
+def test_without_a_terminal_it_says_what_to_pass(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    code, shown = replayed(capsys, "0123456789ab")
+    assert code == 1
+    assert "needs a terminal: pass --no-debug to run through" in shown
+    assert "debug=False" not in shown
+
+
 @pytest.mark.cluster
 def test_a_running_program(program, capsys):
     rest = ["--no-debug", "--state-dir", program.folder]

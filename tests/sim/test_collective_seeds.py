@@ -12,6 +12,7 @@ RUNS = [(name, first) for name, count in SEEDS for first in range(0, count, CHUN
 
 # Seeds that have shown a fault, with what it was.
 TELLING = (
+    ("collectives_calm", 2),        # a newcomer that was taken in at a higher rank than it asked for was not told
     ("collectives_members", 37),    # what a member gave once more on the same node was kept for good
     ("collectives_members", 385),   # its node never heard of what a dead member had told its ledger that it gave
     ("collectives", 13),            # a result that named the rank of before a loss was taken for another member's

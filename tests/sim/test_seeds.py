@@ -67,7 +67,6 @@ TELLING = (
     ("gangs_tight", 52),  # bundles whose members had ended were what a gang needed that the last member waited for
     ("gangs_tight", 318),    # a container was made again, and an older copy was read, with its former owners
     ("spill", 70104),        # a value was lost on purpose before its node knew that it had it, which kept it for good
-    ("durable", 70041),      # a value was made twice on one node, and freed before the node knew of the second
     ("actors_wild", 1200),   # an actor was held by the argument of another, which its own call held
 )
 
