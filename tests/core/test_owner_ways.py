@@ -9,7 +9,7 @@ from flowengine.core.ids import child_id, object_id
 from flowengine.core.invariants import check
 from flowengine.core.owner import Owner
 from flowengine.core.owner_state import State
-from flowengine.errors import BadValue, unpack_error
+from flowengine.errors import BadValue, pack_error, unpack_error
 from flowengine.scheduling.shares import OWN
 
 ME, NODE, OTHER = "tcp://h:1#me", "tcp://h:2#node", "tcp://h:4#other"
@@ -305,3 +305,16 @@ def test_slots_with_some_of_what_was_taken_away_are_used_no_more():
     assert list(scene.owner.leases.values()) == [other]
     scene.grant(shape=lock)
     assert len(scene.pushes()) == 1
+
+
+def test_what_can_run_only_beside_an_actor_ends_when_that_is_dead_for_good():
+    scene = Scene()
+    actor = child_id(b"other", 1)
+    beside = (*ONE, ("@actor:" + actor.hex(), 1.0))
+    only, or_else = scene.submit(shape=beside), scene.submit(m.Choice(((beside, ()), (ONE, ()))))
+    scene.step(m.LeaseDelayed(beside, (), "it has not begun"), NODE)
+    assert scene.owner.tasks[only].state is State.READY
+    scene.step(m.ActorAt(actor, 1, "dead", error=pack_error(BadValue("it was killed"))), OTHER)
+    value = scene.owner.objects[object_id(only, 0)].value
+    assert "it was killed" in str(unpack_error(value.error))
+    assert scene.owner.tasks[or_else].state is State.READY

@@ -66,7 +66,7 @@ class HeadMachine(RuleBasedStateMachine):
             if isinstance(message, m.NodeFenced):
                 assert message.epoch > node.epoch
                 self.tell(m.NodeJoined(self.nodes[node.node_id]), to)
-        elif isinstance(message, m.AmountsSet) and message.order and self.lives % 2:  # else the next life of it, or its end
+        elif isinstance(message, m.AmountsSet) and message.order and self.lives % 2:  # else its next life or end
             self.tell(m.AmountsDone(message.order), to)
         elif isinstance(message, m.SlotsFound) and message.node:
             assert message.node != to
