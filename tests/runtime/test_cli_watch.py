@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import termios
@@ -88,25 +89,35 @@ def test_top(flow_command):
     flow.get(ref)
 
 
+def on_terminal(descriptor: int) -> None:
+    """Make a process that is about to begin the one in front of a terminal, with Ctrl-C as usual."""
+    os.setsid()
+    fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # who starts tests in the background ignores it, and so would this
+
+
 @pytest.mark.parametrize("key", [b"q", b"\x03"])
 def test_top_on_a_terminal_ends_with_a_key(engine, key):
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "flowengine.cli", "top", "--interval", "0.2", "--state-dir", engine]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT), "TERM": "xterm"}
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment, cwd=PROJECT,
-                          preexec_fn=lambda: (os.setsid(), fcntl.ioctl(theirs, termios.TIOCSCTTY, 0))) as process:
+                          preexec_fn=lambda: on_terminal(theirs)) as process:
         os.close(theirs)
-        shown = b""
-        while shown.count(b"session") < 2:
-            shown += os.read(ours, 65_536)
-        os.write(ours, key)
-        while process.poll() is None:
-            with contextlib.suppress(OSError):
-                os.read(ours, 65_536)
-        os.close(ours)
-        assert process.returncode == 0
-        assert process.stderr is not None
-        assert process.stderr.read() == b""
+        try:
+            shown = b""
+            while shown.count(b"session") < 2:
+                shown += os.read(ours, 65_536)
+            os.write(ours, key)
+            while process.poll() is None:
+                with contextlib.suppress(OSError):
+                    os.read(ours, 65_536)
+            assert process.returncode == 0
+            assert process.stderr is not None
+            assert process.stderr.read() == b""
+        finally:
+            process.kill()
+            os.close(ours)
 
 
 def test_memory(flow_command):
