@@ -221,6 +221,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
             if type(value) is m.Stored:
                 self.weigh(task, obj, event.run_us, sender)
         self.settle(task)
+        if task.wards:
+            self.want_inside(event.values)
 
     def ran(self, task: Task, began_us: int, run_us: int, outcome: str) -> None:
         """Remember the run for the timeline."""

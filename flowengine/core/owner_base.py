@@ -105,7 +105,7 @@ class OwnerBase(ABC):
         self.waiters: dict[int, Waiter] = {}
         self.withdrawn: dict[bytes, int] = {}  # tasks that end if they have not begun; who waits for the answer
         self.long_waits: dict[int, LongWait] = {}
-        self.expected: dict[bytes, None] = {}  # objects that code which runs here again has yet to own again
+        self.expected: dict[bytes, bytes] = {}  # objects that code which runs here again has yet to own -> its task
         self.orphans: dict[bytes, str] = {}  # objects that we adopted, with values -> the owner that died
         self.asked_of: dict[bytes, str] = {}  # wards -> the worker whose run of their parent may bring them
         self.promised: dict[bytes, None] = {}  # objects that will have a value here though no task makes them

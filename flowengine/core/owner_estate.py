@@ -221,7 +221,7 @@ class EstateRules(MakerRules):
         obj = self.objects.get(event.oid)
         if obj is None and event.parent:
             obj = self.objects[event.oid] = Obj(event.oid)
-            self.expected[event.oid] = None
+            self.expected[event.oid] = event.parent
         elif obj is not None and not event.parent:
             self.expected.pop(event.oid, None)
             if obj.value is None and (obj.task is None or obj.owner == sender) and obj.oid not in self.promised:

@@ -137,6 +137,11 @@ class HeirRules(OwnerBase):
             if obj.owner not in self.dead and self.is_awaited(obj):
                 self.want([obj])
 
+    def want_inside(self, values: tuple[m.Value, ...]) -> None:
+        """The task that brought these has ended, and may run again: for what they hold and dead processes owned."""
+        inside = [self.objects.get(ref.oid) for value in values for ref in value.contained]
+        self.want([obj for obj in inside if obj is not None and obj.owner in self.dead and self.is_awaited(obj)])
+
     def adopt(self, obj: Obj) -> None:
         """The object is ours now; without lineage, since its maker's is gone."""
         self.unannounced.pop(obj.oid, None)

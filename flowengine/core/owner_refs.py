@@ -15,7 +15,7 @@ from . import messages as m
 from . import owner_state as s
 from .ids import TASK_ID_BYTES, object_id
 from .owner_base import OwnerBase
-from .owner_state import ENDED, Obj, Task
+from .owner_state import ENDED, Obj, State, Task
 
 
 class RefRules(OwnerBase):
@@ -38,7 +38,24 @@ class RefRules(OwnerBase):
                 self.set_value(obj, self.lost_error(obj, "its owner here has freed it"), "")
         elif obj.lineage and obj.heir == m.HANDLE and obj.owner and not obj.introduced:
             self.unannounced[ref.oid] = obj  # a handle that only lineage held
+        elif ref.oid in self.expected and self.is_not_ours(ref, parent):
+            del self.expected[ref.oid]
+            self.turn_to(obj, ref)
+            self.unannounced[ref.oid] = obj
+            if parent is not None:
+                self.ward(obj, parent)
+            if obj.owner not in self.dead:
+                if self.is_awaited(obj):
+                    self.want([obj])
+            elif parent is not None and parent.state is not State.DONE:  # else when it is settled
+                self.owner_died(obj)
         return obj
+
+    def is_not_ours(self, ref: m.RefTo, parent: Task | None) -> bool:
+        """What is expected here was made by others: the code that runs here again has it from them."""
+        if ref.owner == self.me or ref.heir.partition(" ")[2] == self.expected[ref.oid].hex():
+            return False
+        return parent is not None or ref.owner not in self.dead
 
     def refs_made(self, event: s.RefsMade, sender: str) -> None:
         """References were unpickled here; those inside of a borrowed object are introduced to their owners by us."""
@@ -271,7 +288,7 @@ class RefRules(OwnerBase):
             if obj.owner and sender:
                 if maker is not None and is_new:
                     self.ward(obj, maker)
-                if not obj.watched and obj.value is None and ref.heir != m.HANDLE:
+                if not obj.watched and obj.value is None and ref.heir != m.HANDLE and obj.owner not in self.dead:
                     self.want([obj])
 
     def introduced_by_maker(self, obj: Obj, ref: m.RefTo) -> None:
