@@ -6,7 +6,8 @@
     put OBJ | drop OBJ.. | get NUMBER OBJ.. | made OBJ from=OWNER [heir=OWNER/TASK] [via=OBJ]
     grant LEASE WORKER | lost LEASE [running=TASK] | gone PEER | silent LEASE
     back TASK.. lease=N from=WORKER [blocked] | lose OBJ
-    done TASK [value=stored@NODE|inline] [holds=OBJ@OWNER] [attempt=N] | failed TASK kind=..
+    done TASK [value=stored@NODE|inline] [holds=OBJ@OWNER] [attempt=N] | failed TASK kind=.. [with=OBJ@OWNER]
+    item TASK INDEX from=WORKER [with=OBJ@OWNER@HEIR/TASK]
 Objects are TASK or TASK.1; names stand for themselves in outputs.
 """
 from __future__ import annotations
@@ -197,7 +198,13 @@ class Stage:
 
     def do_failed(self, plain: list[str], named: dict[str, str]) -> tuple[Any, str]:
         attempt = int(named.get("attempt", self.attempts.get(plain[0], 1)))
-        return m.TaskFailed(task_id(plain[0]), attempt, b"error", named["kind"], False, 10), named["from"]
+        inside = self.value(named).contained
+        failed = m.TaskFailed(task_id(plain[0]), attempt, b"error", named["kind"], False, 10, contained=inside)
+        return failed, named["from"]
+
+    def do_item(self, plain: list[str], named: dict[str, str]) -> tuple[Any, str]:
+        attempt = self.attempts[plain[0]]
+        return m.StreamItem(task_id(plain[0]), attempt, int(plain[1]), self.value(named)), named["from"]
 
     def do_stash(self, plain: list[str], named: dict[str, str]) -> tuple[Any, str]:
         children = ((oid(named["child"]), self.value(named)),)
