@@ -134,8 +134,9 @@ def _cut(stretches: list[tuple[int, int, str]], nbytes: int, count: int) -> Iter
     for number, (low, high) in enumerate(pairwise(marks)):
         for begin, end, dtype in stretches:
             grain = grain_bytes(dtype)
-            first = max(begin, begin + (low - begin) // grain * grain)
-            last = end if high >= end else begin + (high - begin) // grain * grain
+            # One rule for both edges, so that each range begins where the one before ends, also in the rest of a grain.
+            first, last = (end if mark >= end else max(begin, begin + (mark - begin) // grain * grain)
+                           for mark in (low, high))
             if first < last:
                 yield number, first, last, dtype
 

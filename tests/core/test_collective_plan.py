@@ -83,6 +83,14 @@ def test_on_one_host_nothing_is_cut():
     assert [rank for rank, _ in post.gives] == [0, 1, 2, 3]
 
 
+def test_ranges_part_where_no_element_is_cut_also_behind_the_last_whole_grain():
+    # Elements of 12 bytes: the second range begins at byte 1280, which lies behind the first array.
+    parts = (ArrayPart("<f12", (33, 3), 0), ArrayPart("|i1", (1392,), 1216))
+    made = course(plan_of(Header("allreduce", "sum", -1, "[*, *]", parts, 2608), ["a", "b"], piece_bytes=64))
+    assert [(line.offset, line.offset + line.nbytes, line.dtype) for line in made.lines] == [
+        (0, 1212, "<f12"), (1216, 1280, "|i1"), (1280, 2608, "|i1")]
+
+
 def test_small_arrays_are_cut_into_fewer_ranges_than_hosts():
     nodes = [f"n{number}" for number in range(8)]
     assert len(course(plan_of(one_array("allreduce", 64 * KIB, "sum"), nodes)).lines) == 4
