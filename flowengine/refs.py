@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from .core.ids import short
 from .core.messages import RefTo
@@ -108,16 +108,10 @@ def checked(ref: ObjectRef) -> Session:
     return session
 
 
-class CompletedRefs(Iterator[ObjectRef]):
-    """References in the order in which their values come. Also an async iterator, which waits in a thread."""
+class RefIterator(Iterator[ObjectRef]):
+    """References one after the other. Also an async iterator, which waits in a thread."""
 
-    def __init__(self, refs: Iterator[ObjectRef]) -> None:
-        self._refs = refs
-
-    def __next__(self) -> ObjectRef:
-        return next(self._refs)
-
-    def __aiter__(self) -> CompletedRefs:
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> ObjectRef:
@@ -127,7 +121,17 @@ class CompletedRefs(Iterator[ObjectRef]):
         return ref
 
 
-class StreamOfRefs(Iterator[ObjectRef]):
+class CompletedRefs(RefIterator):
+    """References in the order in which their values come. Also an async iterator, which waits in a thread."""
+
+    def __init__(self, refs: Iterator[ObjectRef]) -> None:
+        self._refs = refs
+
+    def __next__(self) -> ObjectRef:
+        return next(self._refs)
+
+
+class StreamOfRefs(RefIterator):
     """References to what a streaming task yields, in order, each as soon as it is there. Also an async iterator."""
 
     def __init__(self, session: Session, task: bytes) -> None:
@@ -142,15 +146,6 @@ class StreamOfRefs(Iterator[ObjectRef]):
         if ref is None:
             raise StopIteration
         self._taken += 1
-        return ref
-
-    def __aiter__(self) -> StreamOfRefs:
-        return self
-
-    async def __anext__(self) -> ObjectRef:
-        ref: ObjectRef | None = await asyncio.get_running_loop().run_in_executor(None, next, self, None)
-        if ref is None:
-            raise StopAsyncIteration
         return ref
 
     def __reduce__(self) -> NoReturn:

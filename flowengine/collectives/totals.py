@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,11 @@ from flowengine.collectives.forms import Given, Opened, closed
 from flowengine.collectives.ledger_headers import header_text
 from flowengine.errors import BadType, CollectiveMismatch
 from flowengine.objects import arrays, codec
+from flowengine.objects.copying import PAIR_BYTES_MIN, in_two
 
 Array = np.ndarray[Any, Any]
 
 SLICE_BYTES = 128 << 10
-PAIR_BYTES_MIN = 4 << 20  # a second thread pays from here
 
 
 class Total:
@@ -149,24 +148,3 @@ def fold_slice(fold: np.ufunc, out: Array, arrays: Sequence[Array], fresh: bool)
             first = 2
         for array in arrays[first:]:
             fold(out, array, out=out, dtype=out.dtype)
-
-
-def in_two(work: Callable[[int, int], None], size: int, step: int) -> None:
-    """Do it for both halves of a range, one in a thread of its own."""
-    failures: list[BaseException] = []
-    half = size // 2 // step * step
-
-    def second() -> None:
-        try:
-            work(half, size)
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=second, name="flowengine-fold")
-    thread.start()
-    try:
-        work(0, half)
-    finally:
-        thread.join()
-    if failures:
-        raise failures[0]

@@ -20,6 +20,7 @@ from flowengine.runtime.handshake import (
     Stranger,
     ask_server,
     connect,
+    in_time,
     read_message,
 )
 
@@ -39,30 +40,16 @@ Tasks = set[asyncio.Task[Any]]
 async def through(relay: str, location: str, security: Any, tasks: Tasks) -> BulkStream:
     """A connection to a location, made by the relay; errors as of handshake.connect()."""
     stream = await _asked(relay, security, tasks, {"ask": "dial", "to": location})
-    try:
-        async with asyncio.timeout(HANDSHAKE_S):
-            await _answer(stream)
-        return stream
-    except TimeoutError:
-        stream.abort()
-        raise ConnectionError(f"{location} was not reached through {relay} in {HANDSHAKE_S} s") from None
-    except BaseException:
-        stream.abort()
-        raise
+    async with in_time(stream, f"{location} was not reached through {relay}"):
+        await _answer(stream)
+    return stream
 
 
 async def _asked(relay: str, security: Any, tasks: Tasks, question: dict[str, str]) -> BulkStream:
     stream = await connect(relay, security, tasks)
-    try:
-        async with asyncio.timeout(HANDSHAKE_S):
-            await ask_server(stream, {"op": RELAY_OP, "reply": False, **question})
-        return stream
-    except TimeoutError:
-        stream.abort()
-        raise ConnectionError(f"the relay {relay} did not answer in {HANDSHAKE_S} s") from None
-    except BaseException:
-        stream.abort()
-        raise
+    async with in_time(stream, f"the relay {relay} did not answer"):
+        await ask_server(stream, {"op": RELAY_OP, "reply": False, **question})
+    return stream
 
 
 async def _answer(stream: BulkStream) -> str:

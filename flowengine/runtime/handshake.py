@@ -8,6 +8,7 @@ of Dask is spoken here by hand: its framing, plain bytes inside, lengths bounded
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copyreg
 import hashlib
 import hmac
@@ -30,7 +31,7 @@ from flowengine.errors import FlowError
 from flowengine.runtime.wire import READ_BYTES, Buffer, SocketWire, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
     from flowengine.runtime.wire import Link
 
@@ -484,12 +485,19 @@ async def dial(hello: Hello, secret: bytes, reach: Callable[[str], Awaitable[Bul
     """
     hello = msgspec.structs.replace(hello, nonce=secrets.token_bytes(NONCE_BYTES))
     stream = await reach(split_address(hello.to)[0])
+    async with in_time(stream, f"{hello.to} did not answer the handshake"):
+        return stream, await _introduce(stream, hello, secret)
+
+
+@contextlib.asynccontextmanager
+async def in_time(stream: BulkStream, late: str) -> AsyncIterator[None]:
+    """Drop the connection if this fails; ConnectionError with these words when it takes too long."""
     try:
         async with asyncio.timeout(HANDSHAKE_S):
-            return stream, await _introduce(stream, hello, secret)
+            yield
     except TimeoutError:
         stream.abort()
-        raise ConnectionError(f"{hello.to} did not answer the handshake in {HANDSHAKE_S} s") from None
+        raise ConnectionError(f"{late} in {HANDSHAKE_S} s") from None
     except BaseException:
         stream.abort()
         raise

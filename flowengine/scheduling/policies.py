@@ -101,17 +101,14 @@ class Policy(msgspec.Struct, frozen=True, cache_hash=True):
         return Either(parts=(self, checked(other, "|")))
 
 
-class Both(Policy, frozen=True, kw_only=True):
-    """All parts at once: what they need is added, and only nodes that all of them allow are left."""
+class Parts(Policy, frozen=True, kw_only=True):
+    """What is made of other policies; each of them has its turn and is told."""
 
     parts: tuple[Policy, ...]
 
     def turn(self, plan: Any) -> Policy:
         """Each part's turn."""
-        return Both(parts=tuple([turn_of(part, plan) for part in self.parts]), share=self.share)
-
-    def __repr__(self) -> str:
-        return " & ".join(f"({part!r})" if isinstance(part, Either) else repr(part) for part in self.parts)
+        return type(self)(parts=tuple([turn_of(part, plan) for part in self.parts]), share=self.share)
 
     def submitted(self, session: Any, oid: bytes) -> None:
         """Each part is told."""
@@ -121,6 +118,13 @@ class Both(Policy, frozen=True, kw_only=True):
     def hooked(self) -> bool:
         """Whether a part has to be asked for each call."""
         return any(part.hooked() for part in self.parts)
+
+
+class Both(Parts, frozen=True, kw_only=True):
+    """All parts at once: what they need is added, and only nodes that all of them allow are left."""
+
+    def __repr__(self) -> str:
+        return " & ".join(f"({part!r})" if isinstance(part, Either) else repr(part) for part in self.parts)
 
     def ways(self, shape: Shape) -> tuple[Way, ...]:
         """All combinations that are possible, in the order of the first part."""
@@ -132,28 +136,13 @@ class Both(Policy, frozen=True, kw_only=True):
         return tuple(found)
 
 
-class Either(Policy, frozen=True, kw_only=True):
+class Either(Parts, frozen=True, kw_only=True):
     """The parts in turn."""
-
-    parts: tuple[Policy, ...]
-
-    def turn(self, plan: Any) -> Policy:
-        """Each part's turn."""
-        return Either(parts=tuple([turn_of(part, plan) for part in self.parts]), share=self.share)
 
     def __repr__(self) -> str:
         if self.parts[-1] == Policy():
             return f"soft([{', '.join(map(repr, self.parts[:-1]))}])"
         return " | ".join(map(repr, self.parts))
-
-    def submitted(self, session: Any, oid: bytes) -> None:
-        """Each part is told."""
-        for part in self.parts:
-            part.submitted(session, oid)
-
-    def hooked(self) -> bool:
-        """Whether a part has to be asked for each call."""
-        return any(part.hooked() for part in self.parts)
 
     def ways(self, shape: Shape) -> tuple[Way, ...]:
         """One part after the other."""

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that need two hosts: one cluster a module, one program a test."""
+"""Fixtures of the tests that need two hosts: one cluster a module, one program a test; or a cluster of a test's own."""
 from __future__ import annotations
 
 import pytest
@@ -20,3 +20,10 @@ def cluster(shared):
     with flow.init(address=shared.file):
         wait_for(lambda: len(flow.nodes()) == 2)
         yield shared
+
+
+@pytest.fixture
+def own(tmp_path):
+    cluster = Cluster(tmp_path)
+    yield cluster
+    cluster.end()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psutil
 
@@ -19,7 +20,25 @@ def two_workers(**options: object) -> Iterator[flow.Session]:
     """An engine for the tests of one module; at the end nothing runs and every slot is free again."""
     with flow.init(num_workers=2, **options) as session:
         yield session
-        until(lambda: flow.available_resources() == flow.cluster_resources())
+        until(all_free)
+
+
+def all_free() -> bool:
+    """Whether nothing is taken from any node."""
+    return flow.available_resources() == flow.cluster_resources()
+
+
+@flow.remote
+def meet(name: str, size: int) -> int | None:
+    """Wait at a barrier for the other members of a gang; the own number."""
+    rank = flow.context().gang_rank
+    flow.collectives.join(name, size, rank).barrier()
+    return rank
+
+
+def members(gang: Any, function: Any, *args: object) -> list[flow.ObjectRef]:
+    """One call in each bundle."""
+    return [function.options(placement=place).remote(*args) for place in gang]
 
 
 def until(check: Callable[[], object], patience_s: float = PATIENCE_S) -> None:

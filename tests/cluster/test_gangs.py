@@ -8,7 +8,7 @@ import time
 import pytest
 
 import flowengine as flow
-from tests.cluster.kit import two_workers, until
+from tests.cluster.kit import all_free, meet, members, two_workers, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -16,13 +16,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 @pytest.fixture(scope="module")
 def engine():
     yield from two_workers()
-
-
-@flow.remote
-def meet(name, size):
-    group = flow.collectives.join(name, size, flow.context().gang_rank)
-    group.barrier()
-    return flow.context().gang_rank
 
 
 @flow.remote
@@ -40,14 +33,6 @@ def wait_and_rank(seconds):
 class Member:
     def rank(self):
         return flow.context().gang_rank
-
-
-def members(gang, function, *args):
-    return [function.options(placement=place).remote(*args) for place in gang]
-
-
-def all_free():
-    return flow.available_resources() == flow.cluster_resources()
 
 
 # --- gangs ----------------------------------------------------------------------------------------

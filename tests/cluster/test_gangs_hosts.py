@@ -7,38 +7,16 @@ import time
 import pytest
 
 import flowengine as flow
-from tests.cluster.host_kit import Cluster, wait_for
-from tests.cluster.kit import python, until
+from tests.cluster.host_kit import wait_for
+from tests.cluster.kit import all_free, meet, members, python, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(120)]
-
-
-@pytest.fixture
-def own(tmp_path):
-    cluster = Cluster(tmp_path)
-    yield cluster
-    cluster.end()
-
-
-@flow.remote
-def meet(name, size):
-    group = flow.collectives.join(name, size, flow.context().gang_rank)
-    group.barrier()
-    return flow.context().gang_rank
 
 
 @flow.remote
 def where(seconds):
     time.sleep(seconds)
     return flow.context().node_id
-
-
-def members(gang, function, *args):
-    return [function.options(placement=place).remote(*args) for place in gang]
-
-
-def all_free():
-    return flow.available_resources() == flow.cluster_resources()
 
 
 def test_what_a_program_has_reserved_ends_with_it(own):

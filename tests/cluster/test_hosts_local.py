@@ -25,13 +25,6 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
                           env={**os.environ, "PYTHONPATH": str(PROJECT)}, cwd=PROJECT, text=True, timeout=60)
 
 
-@pytest.fixture
-def own(tmp_path):
-    cluster = Cluster(tmp_path)
-    yield cluster
-    cluster.end()
-
-
 @flow.remote(num_cpus=0)
 def where():
     return flow.context().node_id

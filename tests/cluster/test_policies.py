@@ -12,17 +12,10 @@ import pytest
 
 import flowengine as flow
 from flowengine.scheduling import Policy, affinity, anti_affinity, fair_share, node, pack, soft, spread
-from tests.cluster.host_kit import Cluster, on, wait_for
+from tests.cluster.host_kit import on, wait_for
 from tests.cluster.kit import overlap
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
-
-
-@pytest.fixture
-def own(tmp_path):
-    cluster = Cluster(tmp_path)
-    yield cluster
-    cluster.end()
 
 
 @flow.remote

@@ -13,6 +13,7 @@ from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core.dispatch import routes
 from flowengine.core.node_desk import Desk, NodeSettings
+from tests.core.shell_kit import due
 
 ME, OTHER, THIRD = "n1", "n2", "n3"
 WHOLE = -1
@@ -49,11 +50,9 @@ class Stage:
 
     def sleep(self, time_s: float) -> None:
         until = self.now + time_s
-        while self.timers and min(self.timers)[0] <= until:
-            timer = min(self.timers)
-            self.timers.remove(timer)
-            self.now = max(self.now, timer[0])
-            self.tell(timer[2])
+        for at, _, event in due(self.timers, until):
+            self.now = max(self.now, at)
+            self.tell(event)
         self.now = until
 
     def lose(self, address: str, reason: str = "killed by signal 9") -> None:

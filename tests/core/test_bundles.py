@@ -14,6 +14,7 @@ from flowengine.core.node import Node, NodeSettings
 from flowengine.core.node_bundles import HoldEnded
 from flowengine.scheduling.bundling import arrange, why_never, why_not_now
 from flowengine.scheduling.resources import units_of
+from tests.core.shell_kit import keep_rows
 
 ONE = (("CPU", 1.0),)
 TWO = (("CPU", 2.0),)
@@ -258,11 +259,7 @@ class HeadKit:
         sent: list[tuple[str, m.Message]] = []
         for command in commands:
             if isinstance(command, c.WriteJournal):
-                for key, row in command.rows:
-                    if row is None:
-                        self.rows.pop(key, None)
-                    else:
-                        self.rows[key] = row
+                keep_rows(self.rows, command)
                 if command.number:
                     sent += self.says(c.JournalWritten(command.number))
             elif isinstance(command, c.Send):

@@ -14,6 +14,7 @@ from flowengine.core.head import Head, HeadSettings
 from flowengine.core.head_jobs import JobDoubted
 from flowengine.core.invariants import check
 from flowengine.scheduling.resources import SEP, job_of
+from tests.core.shell_kit import due, keep_rows
 
 CONFIG = Config()
 KEYS = (f"lock{SEP}d1", f"pair{SEP}d1", f"lock{SEP}d2")
@@ -45,11 +46,7 @@ class HeadMachine(RuleBasedStateMachine):
     def does(self, commands: list[c.Command]) -> None:
         for command in commands:
             if isinstance(command, c.WriteJournal):
-                for key, row in command.rows:
-                    if row is None:
-                        self.rows.pop(key, None)
-                    else:
-                        self.rows[key] = row
+                keep_rows(self.rows, command)
                 if command.number:
                     self.unanswered.append(c.JournalWritten(command.number))
             elif isinstance(command, c.SetTimer):
@@ -144,11 +141,9 @@ class HeadMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from((0.3, 2.0, 9.0, 30.0)))
     def time_passes(self, seconds: float) -> None:
         until = self.now + seconds
-        while self.timers and min(timer[0] for timer in self.timers) <= until:
-            timer = min(self.timers, key=lambda timer: timer[0])
-            self.timers.remove(timer)
-            self.now = max(self.now, timer[0])
-            self.tell(timer[1])
+        for at, event in due(self.timers, until):
+            self.now = max(self.now, at)
+            self.tell(event)
         self.now = until
 
     @rule()

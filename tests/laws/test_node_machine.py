@@ -12,6 +12,7 @@ from flowengine.core import messages as m
 from flowengine.core.invariants import check
 from flowengine.core.node import Node, NodeSettings
 from flowengine.scheduling.resources import SEP
+from tests.core.shell_kit import due
 
 ME, HEAD, OTHER = "tcp://n1#a", "tcp://head#a", "tcp://n2#a"
 SHAPES: tuple[m.Shape, ...] = (
@@ -152,11 +153,9 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from((0.05, 0.3, 1.0, 3.0)))
     def time_passes(self, seconds: float) -> None:
         until = self.now + seconds
-        while self.timers and min(self.timers)[0] <= until:
-            timer = min(self.timers)
-            self.timers.remove(timer)
-            self.now = max(self.now, timer[0])
-            self.tell(timer[2])
+        for at, _, event in due(self.timers, until):
+            self.now = max(self.now, at)
+            self.tell(event)
         self.now = until
 
     # --- processes -------------------------------------------------------------------------------------------------
