@@ -25,7 +25,8 @@ COUNTERS = (
     "objects_persisted",
     "bytes_stored", "bytes_spilled", "bytes_moved", "actors_started", "actors_alive", "actor_restarts",
     "calls_executed", "calls_replayed", "checkpoints_taken", "stash_entries_forwarded", "stash_entries_flushed",
-    "head_messages", "leases_granted", "leases_spilled", "collectives_done", "collectives_repaired",
+    "head_messages", "leases_granted", "leases_spilled", "collectives_done", "collectives_early",
+    "collectives_repaired",
 )  # fmt: skip
 
 

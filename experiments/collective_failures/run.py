@@ -59,7 +59,7 @@ def late_cases(load: Load) -> list[program.Late]:
     """At the same time, one after the other, and with the root as the last."""
     return [
         program.Late(op, load.nbytes, gap_s, is_root_last)
-        for op in ("reduce", "allreduce")
+        for op in ("broadcast", "reduce", "allreduce")
         for gap_s, is_root_last in ((0.0, False), (load.gap_s, False), (load.gap_s, True))
     ]
 

@@ -207,6 +207,12 @@ SCENARIOS: dict[str, Scenario] = {
             on_failure=("recover", "recover", "shrink", "raise"), grows=0.2, wrong=0.05, too_late=0.05,
             never_back=0.2, again=0.2, beside=0.2,
         ),
+        groups(
+            "collectives_late",
+            FaultRates(kill_member=1.5, kill_node=0.4, kill_head=0.1, break_lane=0.5, cut_host=0.3, spike=0.3),
+            on_failure=("recover", "recover", "shrink", "raise"), late=0.9, big=True, wrong=0.1,
+            too_late=0.05, never_back=0.1, beside=0.2,
+        ),
     )
 }
 

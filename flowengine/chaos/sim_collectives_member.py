@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from flowengine.collectives.plan import gift_name
+from flowengine.collectives.plan_ways import given_name
 from flowengine.collectives.seats import (
     ALL_STEPS,
     FindLedger,
@@ -335,7 +335,7 @@ class Member(Peer):
         header, blob = fused(op, given(self.script.key, op, self.rank, self.size))
         group, oid = self.seating.group, b""
         if len(blob) > self.world.scenario.config.collective_inline_bytes_max:
-            oid = gift_name(group + self.script.key + self.address.encode(), step, WHOLE)
+            oid = given_name(group, self.script.key, self.address, step)
             yield from self.store(oid, blob)
             blob = b""
         gift = StepGiven(group, step, self.rank, header, blob, oid, self.seating.epoch)

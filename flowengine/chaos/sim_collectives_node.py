@@ -93,6 +93,7 @@ class GroupNode(SimNode):
         self.scratch_number = 0
         self.perform |= {
             o.PrepareCourse: self.do_prepare,
+            o.AwaitCourse: lambda command: None,  # all that comes early is kept here
             o.FoldPiece: self.do_fold,
             o.SendPiece: self.do_send_piece,
             o.DropScratch: self.do_drop_scratch,
@@ -145,8 +146,12 @@ class GroupNode(SimNode):
             if before is not None and oid in before.results:
                 work.results[oid] = before.results[oid]
         self.ended[course.op] = max(course.epoch - 1, self.ended.get(course.op, -1))
-        missing = [oid for oid in command.gifts if oid not in self.memory]
-        kind, reason = ("gift", f"{missing[0].hex()} is not here") if missing else ("", "")
+        ends = {oid: 0 for oid in command.gifts}
+        for line in course.lines:
+            for at in dict.fromkeys([line.root, *(source for source, _ in line.folds)]):
+                ends.update((oid, line.offset + line.nbytes) for _, oid in course.posts[at].gives if oid in ends)
+        missing = [oid for oid, end in ends.items() if oid not in self.memory or len(self.memory[oid]) < end]
+        kind, reason = ("gift", f"{missing[0].hex()} is not here or too short") if missing else ("", "")
         self.world.clock.after(OPEN_S * self.world.dice.random(), self.run, self.prepared, work, kind, reason)
 
     def prepared(self, work: Work, kind: str, reason: str) -> None:

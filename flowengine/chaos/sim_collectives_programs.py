@@ -27,6 +27,8 @@ PER_RANK = ("alltoall", "scatter")  # what is given has a part for each rank
 KINDS = ("allreduce", "allreduce", "allreduce", "broadcast", "reduce", "allgather", "reduce_scatter", "alltoall",
          "gather", "scatter", "barrier", "send", "send")  # fmt: skip
 STEADY_KINDS = ("allreduce", "allreduce", "allgather", "reduce_scatter", "barrier")  # have no rank in them
+BIG_KINDS = ("allreduce", "allreduce", "broadcast", "reduce")
+BIG_COUNTS = (64, 90)
 DTYPES = ("<i8", "<i8", "<f4", "<f8", "<i2", "|u1")
 COUNTS = (1, 2, 7, 8, 16, 33, 64, 90)
 
@@ -340,7 +342,8 @@ class GroupWriter:
     def op(self, number: int, size: int, on_failure: str, steady: bool) -> GroupOp:
         """An operation of a group of this size."""
         dice, settings = self.dice, self.settings
-        kind = dice.choice(STEADY_KINDS if steady or on_failure == "shrink" else KINDS)
+        is_steady = steady or on_failure == "shrink"
+        kind = dice.choice(STEADY_KINDS if is_steady else BIG_KINDS if settings.big else KINDS)
         if kind == "reduce_scatter" and on_failure == "shrink":
             kind = "allreduce"  # what is given would follow from a size that is another meanwhile
         if kind == "send" and size == 1:
@@ -356,9 +359,9 @@ class GroupWriter:
             fold=fold,
             root=dice.randrange(size) if kind in ROOTED else -1,
             dtypes=tuple(one_dtype or dice.choice(dtypes) for _ in range(arrays)),
-            counts=tuple(dice.choice(COUNTS) for _ in range(arrays)),
+            counts=tuple(dice.choice(BIG_COUNTS if settings.big else COUNTS) for _ in range(arrays)),
             uneven=kind in UNEVEN and dice.random() < 0.3,
-            late=dice.randrange(size) if dice.random() < 0.3 else -1,
+            late=dice.randrange(size) if dice.random() < settings.late else -1,
             late_s=dice.random() * 0.2 if dice.random() > settings.too_late else settings.timeout_s * 1.5,
             wrong=dice.randrange(size) if kind in FOLDED and size > 1 and dice.random() < settings.wrong else -1,
             source=source if kind == "send" else -1, target=target if kind == "send" else -1,

@@ -39,6 +39,8 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     on_failure: tuple[str, ...] = ("recover",)
     timeout_s: float = 3.0
+    late: float = 0.3  # share of operations to which one rank comes late
+    big: bool = False  # large arrays only, in operations that may begin before all have come
     too_late: float = 0.0  # share of late ranks that come after the timeout
     wrong: float = 0.0  # share of folds in which one rank gives another shape
     grows: float = 0.0  # share of groups that take in newcomers

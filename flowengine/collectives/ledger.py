@@ -150,7 +150,7 @@ def check(ledger: Ledger) -> list[str]:
             found.append(f"{step}: failed without a reason")
         if book.state == OPEN and not ledger.asked and not (book.missing() and book.due_s < inf):
             found.append(f"{step}: waits for nobody or without an end")
-        if book.state not in (*SETTLED, FOLDING, OPEN) and not (book.waiting and book.due_s < inf):
+        if book.state not in (*SETTLED, FOLDING, OPEN) and not ((book.waiting or book.awaited) and book.due_s < inf):
             found.append(f"{step}: {book.state}, waits for no node or without an end")
         if step in ledger.open and not ledger.asked and book.state != FOLDING and ledger.timer_s > book.due_s:
             found.append(f"{step}: no timer before {book.due_s}")

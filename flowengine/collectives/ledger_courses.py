@@ -54,6 +54,20 @@ class Courses:
         book.epoch = self._next_epoch(ledger) if book.epoch else ledger.epoch
         self._send(ledger, book, plan.course(self.plan_of(ledger, book)), now)
 
+    def begin_early(self, ledger: Ledger, book: Book, now: float) -> None:
+        """The same before all have given; nobody is told of results."""
+        book.epoch = self._next_epoch(ledger) if book.epoch else ledger.epoch
+        header, known = book.header(), self.plan_of(ledger, book)
+        coming = [(rank, gift.node, gift.oid) for rank, (_, gift) in book.awaited.items() if gift.oid]
+        whole = msgspec.structs.replace(
+            known,
+            headers=tuple(sorted([*known.headers, *((rank, header) for rank, _, _ in coming)])),
+            gifts=tuple(sorted([*known.gifts, *coming])),
+            takers=tuple([(rank, node, "") for rank, node, _ in known.takers]),
+        )
+        awaited = tuple([oid for _, _, oid in coming])
+        self._send(ledger, book, msgspec.structs.replace(plan.course(whole), awaited=awaited), now)
+
     def _next_epoch(self, ledger: Ledger) -> int:
         ledger.epoch += 1
         return ledger.epoch
@@ -122,15 +136,21 @@ class Courses:
         book.waiting = dict.fromkeys(post.node for post in course.posts if post.result)
         book.layout = course.layout or book.layout
         if not book.waiting:
-            self._ended(ledger, book, now)
+            self.ended(ledger, book, now)
             return
-        nbytes = sum(post.result_bytes for post in course.posts) + sum(line.nbytes for line in course.lines)
-        patience_s = max(ledger.timeout_s, 2 * self.desk.config.transfer_timeout_s) + nbytes / SLOW_BYTES_PER_S
-        book.due_s = now + patience_s
-        self.arm(ledger, book.due_s, now)
+        self.be_patient(ledger, book, now)
         for node in nodes:
             ledger.nodes[node] = None
             self.desk.out.send(node, course)
+
+    def be_patient(self, ledger: Ledger, book: Book, now: float) -> None:
+        """From now on the course may take as long as its bytes let expect."""
+        assert book.course is not None
+        posts, lines = book.course.posts, book.course.lines
+        nbytes = sum(post.result_bytes for post in posts) + sum(line.nbytes for line in lines)
+        patience_s = max(ledger.timeout_s, 2 * self.desk.config.transfer_timeout_s) + nbytes / SLOW_BYTES_PER_S
+        book.due_s = now + patience_s
+        self.arm(ledger, book.due_s, now)
 
     def _note_results(self, ledger: Ledger, book: Book, course: Course) -> None:
         if course.fresh:
@@ -151,10 +171,10 @@ class Courses:
         """A node has its results."""
         if book.state == RUNNING and event.epoch == book.epoch:
             book.waiting.pop(sender, None)
-            if not book.waiting:
-                self._ended(ledger, book, now)
+            if not book.waiting and not book.awaited:
+                self.ended(ledger, book, now)
 
-    def _ended(self, ledger: Ledger, book: Book, now: float) -> None:
+    def ended(self, ledger: Ledger, book: Book, now: float) -> None:
         self.stop(book)
         book.finals = {}
         self.finish(ledger, book, now)
@@ -171,6 +191,9 @@ class Courses:
     def broken(self, ledger: Ledger, book: Book, event: CourseBroken, now: float, sender: str) -> None:
         """A node cannot go on."""
         if book.state != RUNNING or event.epoch != book.epoch:
+            return
+        if book.awaited:
+            self.take_back(ledger, book, now)
             return
         if event.kind == "gift" and event.gift:
             self._gift_missing(book, event.gift, sender)
@@ -223,8 +246,12 @@ class Courses:
 
     def mend(self, ledger: Ledger, book: Book, now: float) -> None:
         """Stop the course and ask what is whole; what is missing is planned anew."""
-        assert book.course is not None
         book.mends += 1
+        self.take_back(ledger, book, now)
+
+    def take_back(self, ledger: Ledger, book: Book, now: float) -> None:
+        """The same for a step that is not what was foreseen when it began early: nothing was lost."""
+        assert book.course is not None
         book.epoch = self._next_epoch(ledger)
         book.state = ASKING
         nodes = [post.node for post in book.course.posts] + [node for node, _ in book.made]
@@ -247,8 +274,12 @@ class Courses:
 
     def resume(self, ledger: Ledger, book: Book, now: float) -> None:
         """All have told: do what is missing, or wait for what has to be given again."""
+        if book.awaited:  # from here on as any other step
+            book.awaited, book.state = {}, OPEN
+            self.look(ledger, book, now)
+            return
         if not self._takers(ledger, book):
-            self._ended(ledger, book, now)
+            self.ended(ledger, book, now)
             return
         missing = [rank for rank in book.missing() if gives(book.header(), book.step, rank)]
         if missing and not self._all_final(book):

@@ -124,6 +124,7 @@ class Book:
     mark: int = 0  # of a step of two: no steps of the group before this one follow it
     is_read: bool = False  # of a step of two: by its taker, which never repeats it
     lost: dict[str, None] = field(default_factory=dict)  # why results or gifts are gone
+    awaited: dict[int, tuple[str, Gift]] = field(default_factory=dict)  # of a step that runs without them: see `Early`
 
     def ranks(self) -> Iterator[int]:
         """Those that take part."""

@@ -24,7 +24,7 @@ from flowengine.core.commands import BlobsCombined, CombineBlobs
 from flowengine.core.node_desk import Desk
 
 from .ledger_courses import Courses
-from .ledger_ends import Ends
+from .ledger_early import Early
 from .ledger_headers import EMPTY, gives, mismatch, refusal, step_text, takes
 from .ledger_state import (
     ASKING,
@@ -32,6 +32,7 @@ from .ledger_state import (
     FAILED,
     FOLDING,
     OPEN,
+    RUNNING,
     SETTLED,
     Book,
     Gift,
@@ -46,7 +47,7 @@ from .plan_ways import op_name
 AGAIN_S = 2.0  # what a member repeats at once when it joins again has come by then
 
 
-class StepKeeper(Ends):
+class StepKeeper(Early):
     """Takes what members give, and sees to it that every step has one end for all of them."""
 
     def __init__(self, desk: Desk) -> None:
@@ -97,7 +98,10 @@ class StepKeeper(Ends):
             book.gifts[rank] = Gift(event.blob, event.oid, seat.node)
             if not whole:
                 book.mark = max(book.mark, seat.next_step)
-            if book.due_s == inf or book.only >= 0 or len(book.gifts) == book.count():
+            if rank in book.awaited and book.state == RUNNING:
+                self.came_late(ledger, book, rank, now)
+            elif (book.due_s == inf or book.only >= 0 or len(book.gifts) == book.count()
+                  or header.root == rank):  # with the root's part it may begin early
                 self.look(ledger, book, now)
 
     def _give_back(self, ledger: Ledger, book: Book, event: StepGiven, seat: Seat) -> None:
@@ -168,6 +172,8 @@ class StepKeeper(Ends):
     def look(self, ledger: Ledger, book: Book, now: float) -> None:
         """Do the step if all is there, fail it if it never will be."""
         if ledger.asked or book.state != OPEN:
+            if book.state == RUNNING and book.awaited:
+                self.look_early(ledger, book, now)
             return
         if book.only >= 0:
             self._look_again(ledger, book, now)
@@ -179,10 +185,7 @@ class StepKeeper(Ends):
             if book.state != OPEN:
                 return
         if not missing:
-            if book.course is not None:
-                self.courses.resume(ledger, book, now)
-            else:
-                self._begin(ledger, book, now)
+            self._begin(ledger, book, now)
             return
         for rank in missing:
             seat = book.roster.seats[rank]
@@ -196,7 +199,11 @@ class StepKeeper(Ends):
             return
         if ledger.adopted and self._ask_again(ledger, book, missing):
             checks.append(now + self.desk.config.seek_interval_s)
-        book.due_s = min(due_s for due_s in checks if due_s > now)
+        early_s = self.early_s(ledger, book)
+        if early_s <= now:
+            self.begin_early(ledger, book, now)
+            return
+        book.due_s = min(due_s for due_s in (*checks, early_s) if due_s > now)
         self.arm(ledger, book.due_s, now)
 
     def _ask_again(self, ledger: Ledger, book: Book, missing: list[int]) -> bool:
@@ -221,14 +228,12 @@ class StepKeeper(Ends):
     # --- done -------------------------------------------------------------------------------------
 
     def _begin(self, ledger: Ledger, book: Book, now: float) -> None:
-        headers = dict(sorted(book.headers.items()))
-        text = mismatch(ledger.name, book.step, headers)
-        if text:
-            self.fail(ledger, book, "mismatch", text, now)
+        kind, reason = self.unfit(ledger, book)
+        if kind:
+            self.fail(ledger, book, kind, reason, now)
             return
-        text = refusal(book.step, headers, len(book.roster.seats))
-        if text:
-            self.fail(ledger, book, "refused", f"{step_text(book.step)} of group {ledger.name!r}: {text}", now)
+        if book.course is not None:
+            self.courses.resume(ledger, book, now)
             return
         header = book.header()
         givers = [rank for rank in book.gifts if gives(header, book.step, rank)]
@@ -241,6 +246,15 @@ class StepKeeper(Ends):
             book.epoch = ledger.epoch
             blobs = tuple((rank, book.gifts[rank].blob) for rank in sorted(givers))
             self.desk.out.add(CombineBlobs(book.op, book.epoch, self.courses.outline(ledger, book), blobs))
+
+    def unfit(self, ledger: Ledger, book: Book) -> tuple[str, str]:
+        """Why what was asked for cannot be done: the kind of the failure and the reason, if any."""
+        headers = dict(sorted(book.headers.items()))
+        text = mismatch(ledger.name, book.step, headers)
+        if text:
+            return "mismatch", text
+        text = refusal(book.step, headers, len(book.roster.seats))
+        return ("refused", f"{step_text(book.step)} of group {ledger.name!r}: {text}") if text else ("", "")
 
     def _finish_empty(self, ledger: Ledger, book: Book, now: float) -> None:
         is_admission = book.header().op == "admit"
@@ -406,7 +420,7 @@ class StepKeeper(Ends):
         if book.only >= 0:
             self._fail_again(ledger, book, kind, reason, now)
             return
-        book.state, book.kind, book.reason, book.due_s = FAILED, kind, reason, inf
+        book.state, book.kind, book.reason, book.due_s, book.awaited = FAILED, kind, reason, inf, {}
         ledger.open.pop(book.step, None)
         nodes: dict[str, None] = {}
         for rank in book.ranks():
@@ -435,7 +449,7 @@ class StepKeeper(Ends):
     def review(self, ledger: Ledger, now: float) -> None:
         """Who sits where has changed, or time has passed."""
         for book in list(ledger.open.values()):
-            if book.state == OPEN:
+            if book.state == OPEN or (book.state == RUNNING and book.awaited):
                 self.look(ledger, book, now)
             elif book.due_s <= now:
                 self.courses.stalled(ledger, book, now)

@@ -71,6 +71,15 @@ def gift_name(group: bytes, step: Step, rank: int) -> bytes:
     return _name(b"gift", group, *step, rank)
 
 
+def given_name(group: bytes, key: bytes, address: str, step: Step) -> bytes:
+    """The same for a member that gives from its own process.
+
+    By its seat, as ranks may have other numbers when it comes again; by its process, so that what an earlier attempt
+    gave and this one gives are two objects, of which one may be dropped.
+    """
+    return gift_name(group + key + address.encode(), step, SHARED)
+
+
 def result_name(group: bytes, step: Step, rank: int) -> bytes:
     """Name of the object that holds a rank's result; SHARED: that of all takers on a node."""
     return _name(b"result", group, *step, rank)

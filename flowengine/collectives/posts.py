@@ -11,6 +11,7 @@ from flowengine.core.collective import (
     CourseDone,
     Finals,
     FinalsAsked,
+    GiftCame,
     HeldAsked,
     Layout,
     Post,
@@ -35,6 +36,7 @@ from .plan_ways import result_name
 from .posts_kept import LEFT_S, Kept, is_past
 from .posts_orders import (
     HEAD_BYTES,
+    AwaitCourse,
     CloseLane,
     CoursePrepared,
     CourseWaits,
@@ -91,6 +93,9 @@ class Posts(Pieces):
         needed = dict.fromkeys(oid for stop in work.stops.values() if stop.folds for _, oid in stop.post.gives)
         work.gifts = {oid: None for oid in needed if oid in given}
         work.given = {**(known.given if known is not None else {}), **given}
+        work.awaited = {oid: None for oid in event.awaited if oid in work.gifts}
+        if work.awaited:
+            self.desk.out.add(AwaitCourse(event.op, event.epoch))
         self.kept.used(iter(given))
         self.works[event.op] = work
         self._ask(work, now)
@@ -145,7 +150,9 @@ class Posts(Pieces):
         """Have those brought back that are not in memory, or not any more."""
         for oid in work.gifts:
             entry = self.store.entries.get(oid)
-            if entry is None or entry.place != "memory" or entry.running:
+            if oid in work.awaited:
+                work.missing[oid] = None
+            elif entry is None or entry.place != "memory" or entry.running:
                 work.missing[oid] = None
                 self.desk.out.send(self.desk.me, ObjectWanted(oid, 0, self.desk.me, ()))
             else:
@@ -183,6 +190,18 @@ class Posts(Pieces):
                 self.broken(work, "gift", "", f"{event.oid.hex()}: {event.reason}", event.oid)
             else:
                 self.desk.out.timer(GIFT_RETRY_S, CourseWaits(work.course.op, work.course.epoch))
+
+    @on(GiftCame)
+    def _gift_came(self, event: GiftCame, now: float, sender: str) -> None:
+        work = self.works.get(event.op)
+        if work is None or work.course.epoch != event.epoch or event.gift not in work.awaited:
+            return
+        del work.awaited[event.gift]
+        work.missing.pop(event.gift, None)
+        if work.state == "begun":
+            work.began_s = now
+            self._look_for_gifts(work, now)
+            self._prepare(work, now)
 
     @on(CourseWaits)
     def _waits(self, event: CourseWaits, now: float, sender: str) -> None:

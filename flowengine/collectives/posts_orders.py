@@ -40,6 +40,13 @@ class PrepareCourse(Command, frozen=True):
     kept: tuple[bytes, ...]  # whole or in part from earlier epochs; others of them are dropped
 
 
+class AwaitCourse(Command, frozen=True):
+    """The course has to wait for a gift: pieces of others come meanwhile, and are kept."""
+
+    op: bytes
+    epoch: int
+
+
 class FoldPiece(Command, frozen=True):
     """Fold the sources, in this order, into the target, or copy the only one; answered by PieceFolded."""
 

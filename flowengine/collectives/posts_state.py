@@ -112,6 +112,7 @@ class Work:
     gifts: dict[bytes, None] = field(default_factory=dict)  # objects that are needed
     given: dict[bytes, None] = field(default_factory=dict)  # those of earlier epochs too: let go of at the end
     missing: dict[bytes, None] = field(default_factory=dict)  # gifts that are not in memory yet
+    awaited: dict[bytes, None] = field(default_factory=dict)  # those of them whose members have not come
     state: str = "begun"  # prepared: all that it needs was ordered; open; stopped; broken
     told: bool = False  # the ledger knows that all is done here
     left: int = 0  # pieces to be passed on, to become whole, and to be sent out whole

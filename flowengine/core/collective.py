@@ -199,6 +199,15 @@ class Course(Message, frozen=True):
     array: ArrayPart | None = None  # what a result is read as; None: an array of bytes
     blobs: tuple[tuple[bytes, bytes], ...] = ()  # gifts that are no objects, by the name under which posts give them
     headers: tuple[tuple[int, Header], ...] = ()  # by rank, of gifts that are kept: told to a new ledger
+    awaited: tuple[bytes, ...] = ()  # gifts of members that have not come yet: GiftCame tells when they are here
+
+
+class GiftCame(Message, frozen=True):
+    """Who was awaited has given this object."""
+
+    op: bytes
+    epoch: int
+    gift: bytes
 
 
 class CourseDone(Message, frozen=True):

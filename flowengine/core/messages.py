@@ -45,6 +45,7 @@ from .collective import CourseBroken as CourseBroken
 from .collective import CourseDone as CourseDone
 from .collective import Finals as Finals
 from .collective import FinalsAsked as FinalsAsked
+from .collective import GiftCame as GiftCame
 from .collective import GroupFormed as GroupFormed
 from .collective import GroupJoined as GroupJoined
 from .collective import GroupLeft as GroupLeft

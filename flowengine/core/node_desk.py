@@ -28,6 +28,7 @@ COUNTERS = (
     "workers_lost",
     "events_ignored",
     "collectives_done",
+    "collectives_early",
     "collectives_repaired",
     "bytes_sent_again",
 )

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flowengine.collectives.plan import gift_name
+from flowengine.collectives.plan_ways import given_name
 from flowengine.collectives.seats import (
     FindLedger,
     Formed,
@@ -25,7 +25,7 @@ from flowengine.collectives.seats import (
 )
 from flowengine.core import messages as m
 from flowengine.core.actor_saving import CheckpointAsked
-from flowengine.core.collective import ENTRY, WHOLE, Step
+from flowengine.core.collective import ENTRY, Step
 from flowengine.core.ids import object_id, root_id, short
 from flowengine.core.owner_promises import Promised, PromiseKept
 from flowengine.errors import FlowError, ObjectLost, pack_error
@@ -185,9 +185,7 @@ class Membership:
         given, place = call.given, call.place
         blob, oid = b"", b""
         if given is not None and given.nbytes > self.session.config.collective_inline_bytes_max:
-            # By seat, as ranks may have other numbers when it comes again; by process, so that what an earlier attempt
-            # gave and this one gives are two objects, of which one may be dropped.
-            oid = gift_name(place.group + group.key + self.session.address.encode(), step, WHOLE)
+            oid = given_name(place.group, group.key, self.session.address, step)
             with Unbroken(self.session):
                 self.session.values.store(oid, given.packed(), self.session.node, is_gift=True)
         elif given is not None:

@@ -19,6 +19,7 @@ from flowengine.collectives.combine import perform_combine
 from flowengine.collectives.lanes import Lanes, OpenStream
 from flowengine.collectives.posts_orders import (
     FINAL,
+    AwaitCourse,
     CloseLane,
     CoursePrepared,
     DropScratch,
@@ -82,7 +83,8 @@ class Landing:
     frame: Frame
     view: memoryview
     in_result: bool = False
-    is_early: bool = False  # counted as such
+    is_early: bool = False  # it came before its course could begin
+    early_bytes: int = 0  # counted as such
     came_s: float = 0.0
 
 
@@ -131,6 +133,7 @@ class Collectives:
         self.early: dict[bytes, list[Landing]] = {}
         self.early_bytes = 0
         self._less_early = asyncio.Event()
+        self.awaited: dict[bytes, int] = {}  # op: its epoch, of courses that cannot be opened yet
         self._sweeping = False
         self._ended_s = 0.0  # when a step ended last
         self._past: OrderedDict[bytes, int] = OrderedDict()  # op: pieces up to this epoch are late
@@ -140,6 +143,7 @@ class Collectives:
         self._openers = ThreadPoolExecutor(CREATE_THREADS, "open")
         self._tasks: set[asyncio.Task[None]] = set()
         self.orders: dict[type, Callable[..., None]] = {
+            AwaitCourse: self.wait,
             PrepareCourse: self.prepare, FoldPiece: self.fold, SendPiece: self.send, DropScratch: self.drop_scratch,
             SealResult: self.seal, StopCourse: self.stop, EndCourse: self.end, CloseLane: self.close_lane,
             CombineBlobs: self.combine, TrimPool: self.trim, RemoveObject: self.remove,
@@ -155,9 +159,14 @@ class Collectives:
 
     # --- objects ----------------------------------------------------------------------------------
 
+    def wait(self, order: AwaitCourse) -> None:
+        """Take what comes for it, however much: who waits for the same lane is not to wait for whom this waits."""
+        self.awaited[order.op] = order.epoch
+
     def prepare(self, order: PrepareCourse) -> None:
         """Open gifts, and make room for results, which may take long."""
         op = order.course.op
+        self.awaited.pop(op, None)
         old = self.opened.pop(op, None)
         now = self.opened[op] = Opened(order.course)
         if old is not None:
@@ -389,11 +398,13 @@ class Collectives:
             return Landing(frame, self._kept(opened, frame, result), in_result=True)
         landing = Landing(frame, self.scratch.take(frame.nbytes))
         if not self._is_late(frame):
-            while self.early_bytes and self.early_bytes + frame.nbytes > EARLY_BYTES_MAX and not self._end_early():
-                self._less_early.clear()
-                await self._less_early.wait()
-            self.early_bytes += frame.nbytes
             landing.is_early = True
+            if self.awaited.get(frame.op) != frame.epoch:
+                while self.early_bytes and self.early_bytes + frame.nbytes > EARLY_BYTES_MAX and not self._end_early():
+                    self._less_early.clear()
+                    await self._less_early.wait()
+                self.early_bytes += frame.nbytes
+                landing.early_bytes = frame.nbytes
         return landing
 
     def came(self, landing: Landing) -> None:
@@ -446,6 +457,8 @@ class Collectives:
             opened is not None and opened.course.epoch > frame.epoch)
 
     def _past_of(self, op: bytes, epoch: int) -> None:
+        if self.awaited.get(op, epoch + 1) <= epoch:
+            del self.awaited[op]
         self._past[op] = max(epoch, self._past.pop(op, -1))
         if len(self._past) > PAST_MAX:
             self._past.popitem(last=False)
@@ -459,13 +472,14 @@ class Collectives:
     def _not_early(self, landing: Landing) -> None:
         if landing.is_early:
             landing.is_early = False
-            self.early_bytes -= landing.frame.nbytes
+            self.early_bytes -= landing.early_bytes
             self._less_early.set()
 
     def _end_early(self) -> bool:
         """Drop what came so long ago that its course will not come; whether there was any."""
         before_s = asyncio.get_running_loop().time() - EARLY_S
-        old = [op for op, landings in self.early.items() if landings[-1].came_s < before_s]
+        old = [op for op, landings in self.early.items()
+               if landings[-1].came_s < before_s and op not in self.awaited]
         for op in old:
             for landing in self.early.pop(op):
                 self.failed(landing)

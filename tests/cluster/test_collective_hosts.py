@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import numpy as np
 import pytest
 
@@ -12,6 +15,7 @@ from tests.cluster.host_kit import Cluster, wait_for
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(120)]
 RANKS = 4
 PATIENCE_S = 60
+LATE_FLOATS = 1 << 18
 
 
 @flow.remote(num_cpus=0)
@@ -26,6 +30,13 @@ class Member:
             x += self.group.allreduce(np.arange(floats) % 7 * (self.rank + 1) + step)
             x[:8] += self.group.allgather(x[-8:])[self.rank]
         return x
+
+    def late(self, op: str, go: str) -> np.ndarray | None:
+        """One operation with rank 0 as the root; the last rank comes when it is told to."""
+        while self.rank == RANKS - 1 and not os.path.exists(go):
+            time.sleep(0.001)
+        x = np.arange(LATE_FLOATS) % 7 * (self.rank + 1)
+        return self.group.allreduce(x) if op == "allreduce" else getattr(self.group, op)(x, root=0)
 
     def nodes(self) -> tuple[str, ...]:
         return self.group.seating.nodes
@@ -59,5 +70,31 @@ def test_a_host_is_lost(tmp_path, floats, with_books):
             flow.chaos.kill_node(lost.node_id)
             for got in flow.get(refs, timeout=PATIENCE_S):
                 np.testing.assert_array_equal(got, wanted(20, floats))
+    finally:
+        cluster.end()
+
+
+@pytest.mark.parametrize(("op", "fate"), [("broadcast", "comes"), ("reduce", "comes"), ("allreduce", "dies")])
+def test_a_step_begins_before_its_last_member_has_come(tmp_path, op, fate):
+    cluster = Cluster(tmp_path)
+    go = tmp_path / "go"
+    try:
+        with flow.init(address=cluster.file):
+            wait_for(lambda: len(flow.nodes()) == 2)
+            places = [flow.scheduling.node(node.node_id) for node in flow.nodes()]
+            group = [Member.options(placement=places[rank % 2]).remote("late", rank) for rank in range(RANKS)]
+            flow.get([member.nodes.remote() for member in group])
+            refs = [member.late.remote(op, str(go)) for member in group]
+            wait_for(lambda: flow.stats()["collectives_early"] == 1)
+            if fate == "dies":
+                flow.chaos.kill_worker(of=group[-1])
+            go.touch()
+            got = flow.get(refs, timeout=PATIENCE_S)
+            summed = 1 if op == "broadcast" else sum(range(1, RANKS + 1))
+            for rank, result in enumerate(got):
+                if op == "reduce" and rank:
+                    assert result is None
+                else:
+                    np.testing.assert_array_equal(result, np.arange(LATE_FLOATS) % 7 * summed)
     finally:
         cluster.end()

@@ -117,6 +117,48 @@ def whole_step(stage, course=None):
     return course
 
 
+# --- who comes late -------------------------------------------------------------------------------
+
+
+def awaiting():
+    """A course under way whose gift of this node is on its way."""
+    stage = Stage()
+    stage.hear(middle(awaited=(GIFT,)), LEDGER)
+    assert stage.take(o.AwaitCourse) == [o.AwaitCourse(OP, 1)]
+    stage.now = 100.0
+    return stage
+
+
+def test_a_gift_that_is_awaited_is_not_asked_for_before_its_member_has_come():
+    stage = awaiting()
+    assert not [event for event in stage.timers if type(event) is o.CourseWaits]
+    stage.give()
+    assert not stage.take(o.PrepareCourse)
+    stage.hear(co.GiftCame(OP, 1, GIFT), LEDGER)
+    assert stage.take(o.PrepareCourse)[0].gifts == (GIFT,)
+
+
+def test_that_a_member_has_come_may_be_told_before_its_gift():
+    stage = awaiting()
+    stage.hear(co.GiftCame(OP, 1, GIFT), LEDGER)
+    waits = stage.timers[-1]
+    assert type(waits) is o.CourseWaits
+    stage.give()
+    stage.hear(waits)
+    assert stage.take(o.PrepareCourse)
+    assert not stage.told(co.CourseBroken)
+
+
+def test_that_a_member_has_come_is_nothing_to_a_later_course():
+    stage = awaiting()
+    stage.hear(middle(epoch=2, awaited=(GIFT,)), LEDGER)
+    stage.hear(co.GiftCame(OP, 1, GIFT), LEDGER)
+    stage.give()
+    assert not stage.take(o.PrepareCourse)
+    stage.hear(co.GiftCame(OP, 2, GIFT), LEDGER)
+    assert stage.take(o.PrepareCourse)
+
+
 # --- pieces ---------------------------------------------------------------------------------------
 
 

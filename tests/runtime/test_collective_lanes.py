@@ -13,6 +13,7 @@ from flowengine.collectives import plan
 from flowengine.collectives.posts_orders import FoldPiece, PrepareCourse
 from flowengine.core import collective as co
 from flowengine.core import messages as m
+from flowengine.runtime import node_collectives
 from flowengine.runtime.connection import new_tls
 
 from .kit import run
@@ -134,6 +135,40 @@ def listed(ring, op, arrays):
 
 
 # --- what goes wrong ------------------------------------------------------------------------------
+
+
+def test_all_pieces_are_taken_for_a_course_that_waits_for_a_member(hosts, monkeypatch):
+    """They would block the lane for others, and one of those may be what the member waits for."""
+    monkeypatch.setattr(node_collectives, "EARLY_BYTES_MAX", 1)
+
+    async def scenario():
+        a, b = made = await hosts(2)
+        ring = Ring(made, [0, 1], a.config)
+        arrays = arrays_of(2, LENGTH)
+        given = plan.gift_name(GROUP, (-1, -1, 0), 1)
+        course = msgspec.structs.replace(plan.course(ring.give(("reduce", "sum", 1), arrays)), awaited=(given,))
+        [line] = course.lines
+        pieces, all_came = [], asyncio.Event()
+        came = b.collectives.came
+
+        def counted(landing):
+            came(landing)
+            pieces.append(landing)
+            if len(pieces) == -(-line.nbytes // line.piece_bytes):
+                all_came.set()
+
+        b.collectives.came = counted
+        b.order(course)
+        a.order(course)
+        await all_came.wait()
+        assert b.collectives.early_bytes == 0
+        b.order(co.GiftCame(course.op, course.epoch, given))
+        await b.heard(co.CourseDone)
+        assert not b.collectives.awaited
+        assert b.value(plan.result_name(GROUP, course.step, 1)).tobytes() == (arrays[0] + arrays[1]).tobytes()
+        await close(made)
+
+    run(scenario)
 
 
 def test_pieces_that_come_before_their_course_wait_for_it(hosts):

@@ -6,7 +6,7 @@ import pytest
 from flowengine.chaos.sim import SCENARIOS, simulate, story_of
 
 SEEDS = (("collectives_calm", 40), ("collectives_members", 80), ("collectives", 80), ("collectives_all", 80),
-         ("collectives_tight", 20), ("collectives_spill", 20))
+         ("collectives_tight", 20), ("collectives_spill", 20), ("collectives_late", 80))
 CHUNK = 20
 RUNS = [(name, first) for name, count in SEEDS for first in range(0, count, CHUNK)]
 
