@@ -11,7 +11,7 @@ import msgspec
 
 from .core import messages as m
 from .core.ids import TASK_ID_BYTES, object_id
-from .errors import ActorNotFound, BadType, BadValue, FlowError, UsageError
+from .errors import ActorNotFound, BadType, BadValue, FlowError
 from .functions import STREAM, Plan, pack_call, results_of, start_default
 from .objects import codec
 from .options import ActorOptions, TaskOptions, actor_options, task_options
@@ -193,7 +193,7 @@ class ActorMethod:
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Submit one call; calls of one caller run in the order of their submission."""
         handle = self._handle
-        session = checked(handle._ref)
+        session = checked(handle._ref, handle)
         plan = handle._methods[self._name] if self._options is DEFAULTS else None
         if plan is None or plan.session is not session:
             plan = CallPlan(session, handle, self._name, self._options)
@@ -283,7 +283,7 @@ def current_actor() -> ActorHandle:
     session = current_session()
     kind = session.actor_kind
     if kind is None:
-        raise UsageError("current_actor is for code of actors")
+        raise BadValue("current_actor is for code of actors")
     actor, owner = session.actor_home()
     ref = session.ref_found(object_id(actor, 0), owner, m.HANDLE)
     return ActorHandle(ref, kind.__name__, methods_of(kind))
@@ -294,7 +294,7 @@ def kill(actor: ActorHandle, restart: bool = False) -> None:
     if not isinstance(actor, ActorHandle):
         raise BadType(f"kill takes the handle of an actor, not {actor!r}")
     ref = actor._ref
-    session = checked(ref)
+    session = checked(ref, actor)
     message = m.KillActor(ref.oid[:TASK_ID_BYTES], bool(restart), "it was killed with flow.kill")
     if ref.owner == session.address:
         session.step(message)
@@ -306,7 +306,7 @@ def exit_actor() -> None:
     """Inside of a method: the call ends well with None, and the actor ends with it."""
     session = current_session()
     if session.context.actor is None:
-        raise UsageError("exit_actor is for methods of actors")
+        raise BadValue("exit_actor is for methods of actors")
     from .runtime.actor import ExitActor
 
     raise ExitActor

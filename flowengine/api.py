@@ -24,7 +24,7 @@ from .actors import ActorHandle, actor_class
 from .config import Config, from_environment, make_config
 from .core import owner_state as s
 from .core.ids import TASK_ID_BYTES
-from .errors import AlreadyInitialized, BadType, BadValue, FlowError, UsageError
+from .errors import AlreadyInitialized, BadType, BadValue, FlowError
 from .functions import RemoteFunction, remote_function, start_default
 from .objects import codec
 from .options import real, resource_amounts, whole
@@ -144,6 +144,8 @@ def driver_settings(
 ) -> DriverSettings:
     """What init was given, checked, with defaults from the environment and the machine."""
     log_to_driver, config = rest
+    if not isinstance(config, (Config, Mapping, type(None))):
+        raise BadType(f"config must be a dict or a Config, not {config!r}")
     limits = config if isinstance(config, Config) else make_config({**from_environment(os.environ), **(config or {})})
     count = cpu_count() if num_workers is None else whole("num_workers", num_workers, 0, 4096)
     given = dict(resources or {}) if resources is None or isinstance(resources, Mapping) else resources
@@ -289,6 +291,8 @@ def checked_timeout(timeout: Any) -> float | None:
 
 def checked_refs(refs: Any, distinct: bool = False) -> list[ObjectRef]:
     """A list of refs of the current session."""
+    if isinstance(refs, ObjectRef):
+        raise BadType(f"expected a list of ObjectRefs, not {refs!r} alone")
     if isinstance(refs, (str, bytes, Mapping)) or not isinstance(refs, Iterable):
         raise BadType(f"expected an ObjectRef or a list of them, not {refs!r}")
     found = list(refs)
@@ -318,7 +322,7 @@ def wait(refs: Any, num_returns: int = 1, timeout: float | None = None) -> tuple
     ready has at most num_returns. A task that is run again after a crash gets the choice that it got before.
     """
     found = checked_refs(refs, distinct=True)
-    count = whole("num_returns", num_returns, 0, len(found))
+    count = whole(f"num_returns, of {len(found)} refs,", num_returns, 0, len(found))
     limit_s = checked_timeout(timeout)
     if not found:
         return [], []
@@ -378,7 +382,11 @@ def rng() -> np.random.Generator:
 
 
 def record(function: Callable[[], Any]) -> Any:
-    """Run the function once and keep its value: a task that is run again gets the recorded value instead."""
+    """Run the function once and keep its value: a task that is run again gets the recorded value instead.
+
+    It is for what the outside world tells. In code that may run again the function may not submit or put anything,
+    nor take from a queue: that raises BadValue.
+    """
     if not callable(function):
         raise BadType(f"record takes a function without arguments, not {function!r}")
     return session_or_start().recorded_call(function)
@@ -401,7 +409,7 @@ def replay(target: ObjectRef | ActorHandle | str, *, call: int | None = None, de
     """
     session = session_or_start()
     if session.role != "driver":
-        raise UsageError("replay is for the program, not for its tasks")
+        raise BadValue("replay is for the program, not for its tasks")
     driver = cast("DriverSession", session)
     if isinstance(target, ActorHandle):
         checked(target._ref)

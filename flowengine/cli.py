@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -42,6 +43,7 @@ STORE_ROOT = "/dev/shm"
 SECRET_CHECK_S = 3.0
 END_PATIENCE_S = 10.0
 END_LOOK_S = 0.1
+PIPE_BROKEN = 128 + signal.SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = options.run(options)
         return code
+    except BrokenPipeError:  # as `flow logs | head` has it: what is left to write goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_BROKEN
     except (FlowError, OSError) as error:
         print(f"flow {options.command}: {error}", file=sys.stderr)
         return 1

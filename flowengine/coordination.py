@@ -22,6 +22,7 @@ from .functions import session_of
 from .options import NAME_CHARS_MAX, whole
 from .refs import Current
 from .runtime.sharing import Ask, Sharing, Steps
+from .scheduling.policies import check_text
 
 if TYPE_CHECKING:
     from .runtime.session import Session
@@ -44,6 +45,8 @@ class Shared:
         if name is not None and (not name or len(name) > NAME_CHARS_MAX or name.startswith("~")):
             raise BadValue(f"the name of a {self._kind} has 1 to {NAME_CHARS_MAX} characters and does not begin "
                            f"with '~', not {name[:40]!r}")
+        if name is not None:
+            check_text(f"the name of a {self._kind}", name)
         session = Current.session
         self._origin = session and session.origin
         if name is None:
@@ -202,11 +205,20 @@ class _Permits(Shared):
         if hold is None:
             raise BadValue(f"{self!r} is not held here, so it cannot be released")
         sharing.let_go(self._name, hold)
+        number, before = sharing.recorded(False)
         if hold.token:
             answer = yield from self._ask("release", count=hold.token)
-            if answer.word == "lost":
-                raise LockLost(f"{self!r} was taken from this code, whose process could not be reached for long: "
-                               f"others may have had it since token {hold.token}; now it is the {answer.text}")
+        else:
+            answer = ShareAnswered(0, "ok" if sharing.is_repeated() else "lost")  # of an earlier process
+        if before is None:
+            sharing.keep(number, answer)
+        else:
+            answer = msgspec.msgpack.decode(before, type=ShareAnswered)
+        if answer.word == "lost":
+            why = "could not be reached for long" if hold.token else "died"
+            now = f"; now it is the {answer.text}" if answer.text else ""
+            raise LockLost(f"{self!r} was taken from this code, whose process {why}: "
+                           f"others may have had it since token {hold.shown}{now}")
 
 
 P = TypeVar("P", bound=_Permits)

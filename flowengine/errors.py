@@ -60,6 +60,7 @@ from .error_parts import (
 from .error_parts import shown_bytes as shown_bytes
 from .error_parts import signal_of as signal_of
 
+PACKAGE = __file__.removesuffix("errors.py")
 LINKS_MAX = 32                  # exceptions kept of one __cause__/__context__ chain
 NESTED_MAX = 8                  # tasks that waited for tasks; beyond it the ones in the middle are left out
 TRACEBACK_CHARS_MAX = 65_536    # the end is kept: it is next to the fault
@@ -168,7 +169,7 @@ class GetTimeout(FlowError, TimeoutError):
 
 
 class LockLost(FlowError):
-    """The lock was taken from its holder, whose process was not to be reached; others may have had it since."""
+    """The lock was taken from its holder, whose process died or was not to be reached; others may have had it since."""
 
 
 class QueueClosed(FlowError):
@@ -358,12 +359,27 @@ class Packed(msgspec.Struct, frozen=True):
 
 
 def traceback_text(error: BaseException) -> str:
-    """The traceback of an error in words, its end when it is long; never raises."""
+    """The traceback of an error in words, its end when it is long, without the engine's own frames; never raises."""
     try:
-        text = "".join(traceback.format_exception(error))
+        told = traceback.TracebackException(type(error), error, error.__traceback__, compact=True)
+        _leave_out_own_frames(told, error)
+        text = "".join(told.format())
     except BROKEN:
         text = f"{_type_name(error)}: {safe(str, error)}\n"
     return text[-TRACEBACK_CHARS_MAX:]
+
+
+def _leave_out_own_frames(told: traceback.TracebackException, error: BaseException) -> None:
+    """The way to the user's code goes, and what comes after it where the engine raised the error on purpose."""
+    pairs: list[tuple[traceback.TracebackException | None, BaseException | None]] = [(told, error)]
+    for part, link in pairs:        # grows while it is read, as the chain of causes
+        if part is None or link is None:
+            continue
+        users = [place for place, frame in enumerate(part.stack) if not frame.filename.startswith(PACKAGE)]
+        if users:
+            end = users[-1] + 1 if isinstance(link, FlowError) else len(part.stack)
+            part.stack = traceback.StackSummary.from_list(part.stack[users[0]:end])
+        pairs += [(part.__cause__, link.__cause__), (part.__context__, link.__context__)]
 
 
 def pack_error(error: BaseException, task: str | None = None, remote_traceback: str = "") -> bytes:

@@ -13,14 +13,17 @@ from typing import Any, Literal, Protocol, SupportsFloat, SupportsIndex
 import msgspec
 
 from flowengine.errors import BadType, BadValue
-from flowengine.scheduling.policies import Policy, no_policy, share_of
+from flowengine.scheduling.policies import Policy, check_text, no_policy, share_of
 
 NUM_RETURNS_MAX = 65_535        # the index of a return takes two bytes
 RETRIES_MAX = 1_000_000
 AMOUNT_MAX = 2.0**53            # beyond it a float does not count single units
 NAME_CHARS_MAX = 1_000
 BUILTIN_RESOURCES = ("CPU", "GPU", "memory")
-INSTEAD = {"runtime_env": "use env_vars and working_dir; "}  # of names that other engines have
+INSTEAD = {  # of names that other engines have
+    "runtime_env": "use env_vars and working_dir; ",
+    "scheduling_strategy": "use placement; ",
+}
 
 Shape = tuple[tuple[str, float], ...]
 
@@ -99,7 +102,7 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     meant = INSTEAD.get(str(name)) or (f"did you mean {near[0]!r}? " if near else "")
-    return f"there is no {kind} {name!r}: {meant}known are {', '.join(names)}"
+    return f"there is no {kind} {name!r}: {meant}known are {', '.join(names) or 'none'}"
 
 
 def real(name: str, value: Any, low: float, high: float) -> float:
@@ -137,6 +140,8 @@ def resource_amounts(name: str, value: Any) -> Shape:
             raise BadType(f"{name} must have strings as names, not {resource!r}")
         if not resource or len(resource) > NAME_CHARS_MAX:
             raise BadValue(f"{name} must have names of 1 to {NAME_CHARS_MAX} characters, not {resource[:40]!r}")
+        if not resource.isprintable():
+            raise BadValue(f"{name} must have names of printable characters, not {resource[:40]!r}")
         if "@" in resource or "\x1f" in resource:
             raise BadValue(f"{name} cannot hold {resource!r}: names with '@' are those that the engine makes")
         if resource in BUILTIN_RESOURCES:
@@ -187,7 +192,7 @@ def _label(name: str, value: Any) -> str:
         raise BadType(f"{name} must be a string, not {value!r}")
     if len(value) > NAME_CHARS_MAX:
         raise BadValue(f"{name} must have at most {NAME_CHARS_MAX} characters, not {len(value)}")
-    return value
+    return check_text(name, value)
 
 
 def _policy(name: str, value: Any) -> Any:
@@ -208,6 +213,7 @@ def _env_vars(name: str, value: Any) -> tuple[tuple[str, str], ...]:
             raise BadType(f"{name} must have strings as names and values, not {variable!r}: {text!r}")
         if not variable or "=" in variable or "\0" in variable + text:
             raise BadValue(f"{name} cannot hold {variable!r}: {text!r}")
+        check_text(name, variable + text)
     return tuple(value.items())
 
 
@@ -221,7 +227,7 @@ def _folder(name: str, value: Any) -> str:
         raise BadValue(f"{name} must be the path of a folder, not {value!r}")
     if "://" in folder:
         raise BadValue(f"{name} must be the path of a folder on the host where the code runs, not the URL {value!r}")
-    return folder
+    return check_text(name, folder)
 
 
 def _whole(low: int, high: int) -> Check:

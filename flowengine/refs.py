@@ -34,7 +34,7 @@ def no_session() -> str:
 
 
 def current_session() -> Session:
-    """The session, or UsageError when there is none."""
+    """The session, or StaleSession when there is none."""
     if Current.session is None:
         raise StaleSession(no_session())
     return Current.session
@@ -99,12 +99,13 @@ def rebuild_ref(oid: bytes, owner: str, heir: str) -> ObjectRef:
     return current_session().ref_arrived(oid, owner, heir)
 
 
-def checked(ref: ObjectRef) -> Session:
-    """The ref's session, if it is the current one; raises StaleSession otherwise."""
+def checked(ref: ObjectRef, actor: object = None) -> Session:
+    """The ref's session, if it is the current one; raises StaleSession otherwise. actor: whose ref it is."""
     session = ref._session
     if session is not Current.session:
-        why = no_session() if Current.forked else "its session has ended, the value went with it"
-        raise StaleSession(f"{ref!r}: {why}")
+        what = "value" if actor is None else "actor"
+        why = no_session() if Current.forked else f"its session has ended, the {what} went with it"
+        raise StaleSession(f"{actor or ref!r}: {why}")
     return session
 
 

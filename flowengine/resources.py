@@ -17,6 +17,7 @@ from .core.owner_state import AmountLessened
 from .errors import BadType, BadValue
 from .options import NAME_CHARS_MAX, real
 from .refs import Current
+from .scheduling.policies import check_text
 from .scheduling.resources import AT, BUILTIN, LIMITLESS, SCALE, SEP, key_of, program_of
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def create(name: str, amount: float, node: str | Mapping[str, float] | None = No
     if node is not None and not isinstance(node, str | Mapping):
         raise BadType(f"node must be the id of a node, a dict of amounts that it must have, or None, not {node!r}")
     selector = None if not isinstance(node, Mapping) else _selector(node)
-    where = node if isinstance(node, str) else None
+    where = check_text("node", node) if isinstance(node, str) else None
     _order(session, "create", [_key(session, name), units, where, selector, session.node_id])
 
 
@@ -103,6 +104,7 @@ def _session() -> Session:
 
 
 def _order(session: Session, verb: str, argument: Any) -> None:
+    session.context.reach_out()
     number, wrong = session.ask_head(f"resource.{verb}", argument) or (0, "")
     if wrong:
         raise BadValue(wrong)
@@ -115,6 +117,8 @@ def _key(session: Session, name: str) -> str:
         raise BadType(f"the name of a resource is a string, not {name!r}")
     if not name or len(name) > NAME_CHARS_MAX:
         raise BadValue(f"the name of a resource has 1 to {NAME_CHARS_MAX} characters, not {name[:40]!r}")
+    if not name.isprintable():
+        raise BadValue(f"the name of a resource has printable characters, not {name[:40]!r}")
     if name in BUILTIN:
         raise BadValue(f"{name} is what nodes have by themselves: a program cannot make it")
     if AT in name or SEP in name:
@@ -133,4 +137,5 @@ def _selector(node: Mapping[str, float]) -> Any:
     for name in node:
         if not isinstance(name, str):
             raise BadType(f"node must have strings as names, not {name!r}")
+        check_text("node must have names that", name)
     return [[name, real(f"node[{name!r}]", amount, 0, AMOUNT_MAX)] for name, amount in sorted(node.items())]

@@ -274,6 +274,14 @@ class Slotted:
         self.inner = inner
 
 
+class Refuses:
+    def __init__(self) -> None:
+        self.inner = LOCK
+
+    def __reduce__(self) -> str:
+        raise TypeError("it stays here")
+
+
 LOCK = threading.Lock()
 
 
@@ -294,6 +302,7 @@ def closed_over() -> Any:
     (np.array([1, LOCK], object), "[1] is a _thread.lock"),
     (dict.fromkeys([(1, LOCK)]), "key (1, "),
     ((x for x in ()), "the value is a generator"),
+    ([Refuses()], "[0] is a tests.test_codec.Refuses"),
 ])
 def test_what_cannot_be_pickled_is_named(value: Any, path: str) -> None:
     with pytest.raises(SerializationError) as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+import flowengine as flow
 from flowengine.config import BOUNDS, RELATIONS, WHOLE, Config, from_environment, make_config
 from flowengine.errors import BadType, ConfigError, UsageError
 
@@ -43,6 +44,11 @@ def test_what_cannot_hold_is_refused(given, match):
 def test_wrong_types_are_refused(given):
     with pytest.raises(BadType):
         make_config(given)
+
+
+def test_init_refuses_what_is_no_config():
+    with pytest.raises(BadType, match="config must be a dict or a Config, not 5"):
+        flow.init(config=5)
 
 
 def test_bounds_hold_for_a_config_made_directly():

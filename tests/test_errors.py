@@ -340,3 +340,35 @@ def test_dependents_get_the_same_error_and_its_notes():
     back = unpack_error(pack_error(error))
     assert (type(back), str(back), back.__notes__) == (type(error), str(error), ["while waiting"])
     assert type(error) is type(travel(KeyError("another")))
+
+
+def engine_frame(code: str) -> dict:
+    """What the code defines, as if it were a file of the engine."""
+    names: dict = {"FlowError": FlowError}
+    exec(compile(code, errors.PACKAGE + "runtime/some.py", "exec"), names)
+    return names
+
+
+def test_a_traceback_is_that_of_the_users_code():
+    run = engine_frame("def run(code):\n    code()")["run"]
+    get = engine_frame("def get():\n    raise FlowError('asked for')")["get"]
+    slip = engine_frame("def slip():\n    return {}['bug']")["slip"]
+
+    def users(call):
+        return lambda: call()
+
+    for call, shown in ((get, False), (slip, True), (lambda: 1 / 0, False)):
+        with pytest.raises(Exception) as caught:
+            run(users(call))
+        caught.value.__traceback__ = caught.value.__traceback__.tb_next     # without this test's own frame
+        text = traceback_text(caught.value)
+        assert "return lambda: call()" in text
+        assert "in run" not in text
+        assert ("runtime/some.py" in text) is shown     # where it went wrong by itself
+
+
+def test_a_traceback_of_the_engine_alone_is_kept():
+    with pytest.raises(FlowError) as caught:
+        engine_frame("def get():\n    raise FlowError('asked for')")["get"]()
+    caught.value.__traceback__ = caught.value.__traceback__.tb_next
+    assert "runtime/some.py" in traceback_text(caught.value)

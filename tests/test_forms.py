@@ -1,6 +1,7 @@
 """What is given to a group as arrays in one buffer, and results back in the form of what was given."""
 from __future__ import annotations
 
+import collections
 import sys
 import types
 from typing import Any
@@ -55,7 +56,7 @@ def same(one: Any, other: Any) -> bool:
 
 def there_and_back(value: Any, own: bool = True) -> Any:
     opened = Opened(value, "allgather")
-    fused = Given(opened.form, opened.arrays)
+    fused = Given(opened)
     buffer = memoryview(bytearray(64 + fused.nbytes))[64:]  # as behind another rank's
     buffer[:] = fused.blob()
     return value_of(buffer, Layout(0, fused.header("allgather")), opened if own else None)
@@ -66,15 +67,15 @@ def test_every_value_comes_back_as_it_was(value: Any) -> None:
     assert same(there_and_back(value), value)
 
 
-@given(nests(ARRAYS.filter(lambda array: array.ndim > 0)))
-def test_another_ranks_arrays_come_in_the_form_in_which_it_gave_them(value: Any) -> None:
+@given(nests(st.one_of(ARRAYS, NUMBERS, st.just(np.float32(2)))))
+def test_what_another_rank_gave_comes_in_the_form_in_which_it_gave_it(value: Any) -> None:
     assert same(there_and_back(value, own=False), value)
 
 
 @given(nests(st.one_of(ARRAYS, NUMBERS)))
 def test_an_object_of_the_store_has_the_same_bytes_as_the_blob(value: Any) -> None:
     opened = Opened(value, "allreduce")
-    fused = Given(opened.form, opened.arrays)
+    fused = Given(opened)
     packed = fused.packed()
     view = memoryview(bytearray(packed.nbytes))
     codec.write_object(view, packed, b"name")
@@ -101,7 +102,7 @@ def test_strides_do_not_matter(array: np.ndarray[Any, Any], data: st.DataObject)
 @given(nests(ARRAYS))
 def test_arrays_of_a_kind_lie_next_to_each_other_aligned_and_do_not_overlap(value: Any) -> None:
     opened = Opened(value, "allreduce")
-    fused = Given(opened.form, opened.arrays)
+    fused = Given(opened)
     end, seen = 0, []
     for part, array in sorted(zip(fused.parts, opened.arrays, strict=True), key=lambda pair: pair[0].offset):
         assert part.offset % 64 == 0
@@ -121,16 +122,29 @@ def test_forms_in_text(value: Any, form: str) -> None:
     assert Opened(value, "allreduce").form == form
 
 
+def test_dicts_of_other_classes_come_back_as_plain_ones_in_their_order() -> None:
+    back = there_and_back(collections.OrderedDict(weight=np.ones(1), bias=np.zeros(2)))
+    assert type(back) is dict
+    assert [(key, len(array)) for key, array in back.items()] == [("weight", 1), ("bias", 2)]
+
+
+def test_what_is_nested_without_an_end_is_refused() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(BadValue, match="nested"):
+        Opened(endless, "allreduce")
+
+
 def test_dicts_filled_in_another_order_are_the_same() -> None:
     one, other = Opened({"a": np.ones(1), "b": np.zeros(2)}, "x"), Opened({"b": np.zeros(2), "a": np.ones(1)}, "x")
     assert one.form == other.form
-    assert Given(one.form, one.arrays).parts == Given(other.form, other.arrays).parts
+    assert Given(one).parts == Given(other).parts
 
 
 def test_contiguous_memory_is_written_without_a_copy_before() -> None:
     array = np.arange(100.0)
     opened = Opened(array, "allreduce")
-    [buffer] = Given(opened.form, opened.arrays).packed().buffers
+    [buffer] = Given(opened).packed().buffers
     assert isinstance(buffer, memoryview)
     assert np.shares_memory(np.frombuffer(buffer, np.uint8), array)
 
@@ -164,7 +178,7 @@ def test_a_mean_of_whole_numbers_is_one_of_floats(dtype: str, folded: str) -> No
 
 def test_a_mean_of_whole_numbers_of_python_is_a_float() -> None:
     opened = Opened(3, "allreduce")
-    fused = Given(opened.form, for_fold(opened, "mean"))
+    fused = Given(opened, for_fold(opened, "mean"))
     back = value_of(memoryview(bytearray(fused.blob())), Layout(0, fused.header("allreduce")), opened)
     assert type(back) is float
     assert back == 3.0
@@ -173,7 +187,8 @@ def test_a_mean_of_whole_numbers_of_python_is_a_float() -> None:
 @pytest.mark.parametrize(("value", "words"), [
     ("text", "str 'text'"), (None, "NoneType"), ({1}, "set"), ([np.ones(1), object()], r"at \[1\]"),
     ({"a": {"b": "c"}}, r"at \['a'\]\['b'\]"), (np.zeros(1, [("a", "f4")]), "dtype"),
-    (np.ma.masked_array([1], [True]), "masked"), ({np: 1}, "keys"),
+    (np.ma.masked_array([1], [True]), "masked"), ({np: 1}, "keys"), ({np.str_("a"): 1}, "keys"),
+    ({float("nan"): 1}, "keys"), ({(1, object()): 1}, "keys"),
 ])  # fmt: skip
 def test_what_cannot_be_given_is_named(value: Any, words: str) -> None:
     with pytest.raises(BadType, match=words):
@@ -187,7 +202,7 @@ def test_a_number_that_no_array_holds_is_refused() -> None:
 
 def test_objects_are_told_without_bytes_so_that_all_ranks_hear_the_refusal() -> None:
     opened = Opened(np.array([object()]), "allreduce")
-    fused = Given(opened.form, opened.arrays)
+    fused = Given(opened)
     assert fused.parts[0].dtype == "|O"
     assert fused.blob() == b""
     assert fused.nbytes == 0
@@ -210,7 +225,7 @@ class Tensor:
     def detach(self) -> Tensor:
         return self
 
-    cpu = detach
+    cpu = resolve_conj = resolve_neg = detach
 
     def numpy(self) -> np.ndarray[Any, Any]:
         if self.array.dtype == np.dtype("f2"):
@@ -230,13 +245,14 @@ def test_tensors_of_torch_are_known_when_it_is_loaded(monkeypatch: pytest.Monkey
     back = there_and_back([Tensor(np.ones(2)), Tensor(np.zeros(1))])
     assert [type(one) for one in back] == [Tensor, Tensor]
     assert back[0].array.tolist() == [1, 1]
+    assert type(there_and_back(Tensor(np.ones(2)), own=False)) is Tensor
     with pytest.raises(BadType, match="float16"):
         Opened(Tensor(np.ones(2, "f2")), "allreduce")
 
 
 def test_nothing_is_left_unwritten_between_arrays() -> None:
     opened = Opened([np.ones(1, "i1"), np.ones(1, "f8"), np.ones(1, "i1")], "allreduce")
-    fused = Given(opened.form, opened.arrays)
+    fused = Given(opened)
     dirty = memoryview(bytearray(b"\xff" * fused.nbytes))
     fused.write_into(dirty)
     assert bytes(dirty) == fused.blob()

@@ -39,6 +39,8 @@ def test_given_options_lie_over_the_base():
     ("resources", {1: 1}, BadType), ("resources", {"CPU": 1}, BadValue), ("resources", {"GPU": 1}, BadValue),
     ("resources", {"memory": 1}, BadValue), ("resources", ["x"], BadType), ("retry_exceptions", 1, BadType),
     ("retry_exceptions", (int,), BadType), ("retry_exceptions", ValueError("an instance"), BadType),
+    ("resources", {"a\0": 1}, BadValue), ("resources", {"\ud800": 1}, BadValue), ("name", "\ud800", BadValue),
+    ("env_vars", {"A": "\ud800"}, BadValue), ("working_dir", "\ud800", BadValue),
     ("retry_exceptions", None, BadType), ("working_dir", "s3://bucket/code", BadValue), ("working_dir", "", BadValue)])
 def test_bad_values_are_refused_by_name(name, value, kind):
     with pytest.raises(kind, match=name):
@@ -57,6 +59,8 @@ def test_a_name_that_other_engines_have_is_told_what_does_the_same():
         task_options({"runtime_env": {}})
     with pytest.raises(BadValue, match="use env_vars and working_dir"):
         actor_options({"runtime_env": {}})
+    with pytest.raises(BadValue, match="use placement; known are"):
+        task_options({"scheduling_strategy": "SPREAD"})
 
 
 def test_a_name_like_no_other_lists_all():

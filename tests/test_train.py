@@ -43,6 +43,16 @@ def test_buckets_are_sent_once_in_one_order_when_all_before_are_full(sizes, limi
     assert buckets.rest() == sent
 
 
+@given(SIZES.filter(len), st.integers(1, 120), st.integers(1, 4), st.randoms())
+def test_each_round_of_arrivals_sends_all_buckets(sizes, limit, rounds, rng):
+    buckets, sent, items = Buckets(sizes, limit), [], list(range(len(sizes)))
+    for _ in range(rounds):
+        some = rng.sample(items[1:], rng.randint(0, len(sizes) - 1))
+        for item in [0, *some]:  # one comes in each round, others may not
+            sent += buckets.arrived(item)
+    assert sent + buckets.rest() == rounds * list(range(len(buckets.buckets)))
+
+
 # the length of calls
 
 

@@ -129,7 +129,9 @@ def test_runs_are_put_on_the_clock_of_the_head():
 
 
 def test_metrics_are_what_prometheus_reads():
-    page = document(head(), [node("n", owner()), silent("o")], 1)
+    made = [{"name": "licence", "program": "ab", "total": 3.0, "free": 1.0, "nodes": ["n"], "nodes_more": 0},
+            {"name": "any", "program": "ab", "total": None, "free": None, "nodes": ["n"], "nodes_more": 0}]
+    page = document(head(resources=made), [node("n", owner()), silent("o")], 1)
     read = {family.name: family for family in text_string_to_metric_families(exposition(page).decode())}
     executed = read["flowengine_tasks_executed"]
     assert (executed.type, executed.samples[0].name, executed.samples[0].value) \
@@ -141,6 +143,9 @@ def test_metrics_are_what_prometheus_reads():
     assert {(sample.labels["state"], sample.value) for sample in read["flowengine_workers"].samples} == {("leased", 1)}
     assert read["flowengine_tasks"].samples
     assert {sample.name for sample in read["flowengine_resource_capacity"].samples} == {"flowengine_resource_capacity"}
+    for name, amount in (("capacity", 3), ("available", 1)):
+        (sample,) = read[f"flowengine_made_resource_{name}"].samples
+        assert (sample.labels, sample.value) == ({"program": "ab", "resource": "licence"}, amount)
     assert not any(family.name.endswith("_total") for family in families(page) if family.kind == "gauge")
     assert all(name.startswith("flowengine_") for name in read)
 

@@ -27,14 +27,15 @@ import flowengine as flow
 from experiments.pages import fill, percentile, table
 
 HERE = Path(__file__).resolve().parent
-SLOTS, SIZES = 6, (2, 3, 5)  # workers, and members of a gang in turn
+SLOTS, SIZES = 6, (2, 3, 5)  # of the node, and members of a gang in turn
+SLOT = {"slot": 1.0}  # an actor takes no CPU, so slots are an amount of their own
 APPLICATIONS, GANGS = 4, 12  # at the same time, and of each
 RUN_S = 0.05
 ATTEMPT_S, BACK_OFF_S, BACK_OFF_S_MAX = 0.3, 0.05, 1.0  # of an application that reserves by itself
 names = itertools.count()
 
 
-@flow.remote(num_cpus=1, recovery="none")
+@flow.remote(resources=SLOT, recovery="none")
 class Member:
     """One slot of a gang."""
 
@@ -61,7 +62,7 @@ def together(members: Sequence[Any]) -> float:
 
 def by_engine(size: int, rng: random.Random) -> float:
     """The head reserves all slots or none."""
-    gang = flow.scheduling.gang([{"CPU": 1}] * size)
+    gang = flow.scheduling.gang([SLOT] * size)
     return together([Member.options(placement=gang[rank]).remote() for rank in range(size)])
 
 
@@ -132,7 +133,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="two gangs of each; writes nothing")
     chosen = parser.parse_args()
     found = {}
-    with flow.init(num_workers=SLOTS):
+    with flow.init(num_workers=SLOTS, resources={"slot": SLOTS}):
         for way in WAYS:
             found[way] = measure(way, 2 if chosen.quick else GANGS)
             sys.stderr.write(f"{way}: done\n")

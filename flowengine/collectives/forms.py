@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,18 +26,20 @@ Back = Callable[[Array], Any]
 ALIGN_BYTES = 64
 DTYPE_KINDS = "biufcmMSUO"  # those that fit an operation are its ledger's to choose, so that all ranks hear the same
 NUMBERS: dict[type, str] = {bool: "|b1", int: "<i8", float: "<f8", complex: "<c16"}
-KEYS = (str, int, float, bytes, bool, type(None), tuple)
+KEYS = (str, int, bytes, bool, type(None))
+DEPTH_MAX = 64  # of lists, tuples and dicts; Python reads no text of 200 brackets
 ARRAY = "*"
 TAKES = "numpy arrays, numbers, Arrow or torch tensors, or lists, tuples and dicts of them"
 
 
 class Leaf:
-    """One array of a value: how a result becomes what it was."""
+    """One array of a value: how a result becomes what it was, and what tells others how."""
 
-    __slots__ = ("back",)
+    __slots__ = ("back", "kind")
 
-    def __init__(self, back: Back) -> None:
+    def __init__(self, back: Back, kind: str = "") -> None:
         self.back = back
+        self.kind = kind
 
     def __repr__(self) -> str:
         return "'*'"
@@ -54,13 +57,6 @@ def _scalar(array: Array) -> Any:
     return array[()]
 
 
-def _foreign(array: Array) -> Any:
-    """Of another rank: an array, or a number of Python where it can have been one."""
-    if array.ndim:
-        return array
-    return array.item() if array.dtype.str in NUMBERS.values() else array[()]
-
-
 @functools.cache
 def _to_torch(torch: Any, device: Any) -> Back:
     def back(array: Array) -> Any:
@@ -68,6 +64,31 @@ def _to_torch(torch: Any, device: Any) -> Back:
         return made if device.type == "cpu" else made.to(device)
 
     return back
+
+
+def _torch_of_another(array: Array) -> Any:
+    try:
+        import torch
+    except ImportError:
+        return array
+    return torch.from_numpy(array)
+
+
+def _arrow_of_another(array: Array) -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        return array
+    return pyarrow.Tensor.from_numpy(array)
+
+
+FOREIGN = {  # by kind: what another rank gave becomes the same here; an array, where what that takes is not installed
+    kind: Leaf(back)
+    for kind, back in (
+        ("", _as_it_is), ("item", _item), ("scalar", _scalar),
+        ("torch", _torch_of_another), ("arrow", _arrow_of_another),
+    )
+}  # fmt: skip
 
 
 # ---------------------------------------------------------------- values to arrays
@@ -81,15 +102,17 @@ class Opened:
         self.op = op
         self.arrays: list[Array] = []
         self.leaves: list[Leaf] = []
-        self.tree = self._open(value, "")
-        self.form = ARRAY if isinstance(self.tree, Leaf) else repr(self.tree)
+        self.tree = self._open(value, "", 0)
+        self.form = ARRAY if isinstance(self.tree, Leaf) else repr(_sorted(self.tree))
 
-    def _open(self, value: Any, path: str) -> Any:
+    def _open(self, value: Any, path: str, depth: int) -> Any:
         kind = type(value)
+        if depth > DEPTH_MAX:
+            raise BadValue(f"{self.op} takes no values that are nested more than {DEPTH_MAX} deep")
         if kind is list or kind is tuple:
-            return kind([self._open(member, f"{path}[{index}]") for index, member in enumerate(value)])
-        if kind is dict:
-            return self._open_dict(value, path)
+            return kind([self._open(member, f"{path}[{index}]", depth + 1) for index, member in enumerate(value)])
+        if isinstance(value, dict):
+            return self._open_dict(value, path, depth + 1)
         leaf, array = self._leaf(value, path)
         if array.dtype.kind not in DTYPE_KINDS:
             raise BadType(f"{self.op} takes no array of dtype {array.dtype}{_at(path)}")
@@ -99,13 +122,13 @@ class Opened:
         self.leaves.append(leaf)
         return leaf
 
-    def _open_dict(self, value: dict[Any, Any], path: str) -> dict[Any, Any]:
+    def _open_dict(self, value: dict[Any, Any], path: str, depth: int) -> dict[Any, Any]:
         for key in value:
-            if not isinstance(key, KEYS):
+            if not _is_plain(key):
                 raise BadType(f"{self.op} takes dicts with plain keys, not {key!r}{_at(path)}")
         # All ranks have their arrays in one order, however their dicts were filled.
-        opened = {key: self._open(value[key], f"{path}[{key!r}]") for key in sorted(value, key=repr)}
-        return opened
+        opened = {key: self._open(value[key], f"{path}[{key!r}]", depth) for key in sorted(value, key=repr)}
+        return {key: opened[key] for key in value}
 
     def _leaf(self, value: Any, path: str) -> tuple[Leaf, Array]:
         kind = type(value)
@@ -114,10 +137,10 @@ class Opened:
         if isinstance(value, np.ndarray):
             return Leaf(_as_it_is), np.asarray(value)
         if isinstance(value, np.generic):
-            return Leaf(_scalar), np.asarray(value)
+            return Leaf(_scalar, "scalar"), np.asarray(value)
         if kind in NUMBERS:
             try:
-                return Leaf(_item), np.array(value, NUMBERS[kind])
+                return Leaf(_item, "item"), np.array(value, NUMBERS[kind])
             except OverflowError:
                 raise BadValue(f"{self.op}: {value}{_at(path)} does not fit into 64 bits") from None
         torch = sys.modules.get("torch")
@@ -125,14 +148,31 @@ class Opened:
             return self._torch(torch, value, path)
         arrow = sys.modules.get("pyarrow")
         if arrow is not None and isinstance(value, arrow.Tensor):
-            return Leaf(arrow.Tensor.from_numpy), value.to_numpy()
+            return Leaf(arrow.Tensor.from_numpy, "arrow"), value.to_numpy()
         raise BadType(f"{self.op} takes {TAKES}, not {_named(value)}{_at(path)}")
 
     def _torch(self, torch: Any, tensor: Any, path: str) -> tuple[Leaf, Array]:
         try:
-            return Leaf(_to_torch(torch, tensor.device)), tensor.detach().cpu().numpy()
-        except TypeError as error:  # a dtype that numpy does not have
+            array = tensor.detach().cpu().resolve_conj().resolve_neg().numpy()
+        except (TypeError, RuntimeError) as error:  # a dtype or a layout that numpy does not have
             raise BadType(f"{self.op} takes no torch tensor of {tensor.dtype}{_at(path)}: {error}") from None
+        return Leaf(_to_torch(torch, tensor.device), "torch"), array
+
+
+def _is_plain(key: Any) -> bool:
+    """Whether its text makes the same key again."""
+    kind = type(key)
+    if kind is tuple:
+        return all(_is_plain(member) for member in key)
+    return kind in KEYS or (kind is float and math.isfinite(key))
+
+
+def _sorted(tree: Any) -> Any:
+    """The tree with all dicts in one order."""
+    kind = type(tree)
+    if kind is dict:
+        return {key: _sorted(tree[key]) for key in sorted(tree, key=repr)}
+    return kind([_sorted(member) for member in tree]) if kind is list or kind is tuple else tree
 
 
 def _at(path: str) -> str:
@@ -150,13 +190,13 @@ def _named(value: Any) -> str:
 class Given:
     """Arrays as they lie in one buffer: aligned, those of one dtype next to each other."""
 
-    def __init__(self, form: str, arrays: Sequence[Array]) -> None:
-        self.form = form
-        self.arrays = arrays
-        offsets, self.nbytes = _placed(arrays)
-        self.parts = tuple(
-            [ArrayPart(array.dtype.str, array.shape, at) for array, at in zip(arrays, offsets, strict=True)]
-        )
+    def __init__(self, opened: Opened, arrays: Sequence[Array] | None = None) -> None:
+        """arrays: as they are folded, where that is not as they were given."""
+        self.form = opened.form
+        self.arrays = opened.arrays if arrays is None else arrays
+        offsets, self.nbytes = _placed(self.arrays)
+        placed = zip(self.arrays, offsets, opened.leaves, strict=True)
+        self.parts = tuple([ArrayPart(array.dtype.str, array.shape, at, leaf.kind) for array, at, leaf in placed])
 
     def header(self, op: str, fold: str = "", root: int = -1) -> Header:
         """What the group is told of it."""
@@ -257,10 +297,8 @@ def value_of(buffer: memoryview, layout: Layout, like: Opened | None) -> Any:
     arrays = iter([_array(buffer, layout.offset, part) for part in header.parts])
     if like is not None and like.form == header.form:
         return _back(like.tree, arrays)
-    backs = {leaf.back: None for leaf in like.leaves} if like is not None else {}
-    back = next(iter(backs)) if len(backs) == 1 else _as_it_is
     tree = ARRAY if header.form == ARRAY else ast.literal_eval(header.form)
-    return _back(_leaved(tree, Leaf(_foreign if back in (_item, _scalar, _as_it_is) else back)), arrays)
+    return _back(_leaved(tree, iter([FOREIGN[part.kind] for part in header.parts])), arrays)
 
 
 def closed(tree: Any, arrays: Sequence[Array]) -> Any:
@@ -278,17 +316,18 @@ def _array(buffer: memoryview, base: int, part: ArrayPart) -> Array:
 def _back(tree: Any, arrays: Iterator[Array]) -> Any:
     kind = type(tree)
     if kind is dict:
-        return {key: _back(member, arrays) for key, member in tree.items()}
+        made = {key: _back(tree[key], arrays) for key in sorted(tree, key=repr)}
+        return {key: made[key] for key in tree}
     if kind is list or kind is tuple:
         return kind([_back(member, arrays) for member in tree])
     return tree.back(next(arrays))
 
 
-def _leaved(tree: Any, leaf: Leaf) -> Any:
-    """The tree of a form that is not that of our own value."""
+def _leaved(tree: Any, leaves: Iterator[Leaf]) -> Any:
+    """The tree of a form that is not that of our own value; its dicts are sorted."""
     kind = type(tree)
     if kind is dict:
-        return {key: _leaved(member, leaf) for key, member in tree.items()}
+        return {key: _leaved(member, leaves) for key, member in tree.items()}
     if kind is list or kind is tuple:
-        return kind([_leaved(member, leaf) for member in tree])
-    return leaf
+        return kind([_leaved(member, leaves) for member in tree])
+    return next(leaves)

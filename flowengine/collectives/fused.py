@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FUSED_BYTES_MIN = 1 << 20  # of an input: below, the tasks cost more than they save
 Kinds = tuple[tuple[str, tuple[int, ...]], ...]  # dtype and shape of each array
-Fused = tuple[str, Kinds, Any, list[ObjectRef]]  # text of what it is, kinds, tree of the value, an array for each dtype
+Fused = tuple[str, Kinds, tuple[str, Any], list[ObjectRef]]  # in words, kinds, form and tree, an array for each dtype
 
 
 def is_scattered(session: Session, fold: str, refs: Sequence[ObjectRef]) -> bool:
@@ -63,9 +63,9 @@ def reduced_fused(
         del held
         made.append(results_of(session, spec))
     inputs: list[Fused] = session.get(made, None, False)
-    text, kinds, tree, _ = inputs[0]
-    for number, (other_text, other_kinds, other_tree, _) in enumerate(inputs):
-        if other_kinds != kinds or repr(other_tree) != repr(tree):
+    text, kinds, (form, tree), _ = inputs[0]
+    for number, (other_text, other_kinds, (other_form, _), _) in enumerate(inputs):
+        if other_kinds != kinds or other_form != form:
             first = f"input 0 ({short(refs[0].oid)}): {text}"
             other = f"input {number} ({short(refs[number].oid)}): {other_text}"
             raise CollectiveMismatch(f"the inputs do not fit together: {other}; {first}")
@@ -101,5 +101,6 @@ class Fuse:
         for group in by_dtype.values():
             fused = np.concatenate(group, dtype=made_dtype(self.fold, group[0].dtype))
             refs.append(session.put_packed(codec.pack(fused)))
-        text = header_text(Given(opened.form, opened.arrays).header("reduce", self.fold))
-        return text, tuple([(array.dtype.str, array.shape) for array in opened.arrays]), opened.tree, refs
+        text = header_text(Given(opened).header("reduce", self.fold))
+        kinds = tuple([(array.dtype.str, array.shape) for array in opened.arrays])
+        return text, kinds, (opened.form, opened.tree), refs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,6 @@ from flowengine.errors import (
     MemberLost,
     StaleSession,
     StoreFull,
-    UsageError,
 )
 from flowengine.functions import start_default
 from flowengine.options import real, unknown_name, whole
@@ -121,13 +121,13 @@ class Group:
         session = current_session()
         members: Membership | None = session.membership
         if members is None:
-            raise UsageError(NO_MEMBERS)
+            raise BadValue(NO_MEMBERS)
         if self.refusal is not None:
             raise self.error(*self.refusal)
         if self.left:
             raise BadValue(f"group {self.name!r}: rank {self.rank} has left it")
         if members.home() != self.home:
-            raise UsageError(f"group {self.name!r}: only the actor or task that joined as rank {self.rank} can use it")
+            raise BadValue(f"group {self.name!r}: only the actor or task that joined as rank {self.rank} can use it")
         if self.members is not members:
             if self.members is not None:
                 raise StaleSession(f"group {self.name!r} is of an earlier session")
@@ -270,7 +270,7 @@ class Group:
         try:
             call = Call(self, asked)
             given = members.give(self, step, call)
-        except FlowError as error:  # the others hear of it, and all ranks go on with the same next step
+        except Exception as error:  # the others hear of it, and all ranks go on with the same next step
             members.give_nothing(self, step, error)
             self._read(members, step, None)
             raise
@@ -317,7 +317,7 @@ class Call:
         self.header = header = asked.header
         self.given: Given | None = None
         if opened is not None:
-            given = Given(opened.form, for_fold(opened, header.fold))
+            given = Given(opened, for_fold(opened, header.fold))
             self.header = given.header(header.op, header.fold, header.root)
             self.given = given if asked.gives else None
             opened.arrays = []
@@ -343,8 +343,9 @@ class Call:
 
 
 def items_of(xs: Any, op: str) -> list[Any]:
-    """What is for each rank; the rows of an array count too."""
-    if isinstance(xs, np.ndarray) and xs.ndim:
+    """What is for each rank; the rows of an array or of a tensor of torch count too."""
+    torch = sys.modules.get("torch")
+    if (isinstance(xs, np.ndarray) or (torch is not None and isinstance(xs, torch.Tensor))) and xs.ndim:
         return list(xs)
     if isinstance(xs, (list, tuple)):
         return list(xs)
@@ -355,6 +356,8 @@ def join(name: str, world_size: int, rank: int, *, timeout_s: float = 30.0, on_f
     """Take a seat and return when all are taken; raises CollectiveTimeout when they are not in time."""
     if not isinstance(name, str) or not name:
         raise BadType(f"a group's name is a string, not {name!r}")
+    if not name.isprintable():
+        raise BadValue(f"a group's name has printable characters only, not {name!r}")
     size = whole("world_size", world_size, 1, RANKS_MAX)
     rank = whole("rank", rank, 0, size - 1)
     limit_s = real("timeout_s", timeout_s, 0.001, TIMEOUT_S_MAX)

@@ -276,7 +276,7 @@ class _Packed:
 
     def add(self, part: ArrayPart, offset: int, shape: tuple[int, ...], dtype: str | None = None, own: int = 0) -> None:
         """Take these rows of an array; what lies next to the last span (of those from number `own`) makes it longer."""
-        made = ArrayPart(part.dtype, shape, aligned(self.nbytes))
+        made = ArrayPart(part.dtype, shape, aligned(self.nbytes), part.kind)
         self.parts.append(made)
         nbytes = part_bytes(made)
         if not nbytes:
@@ -302,10 +302,16 @@ def items(header: Header) -> Iterator[tuple[str, tuple[ArrayPart, ...]]]:
     if not header.form.startswith(("[", "(")):
         yield from (("'*'", (part,)) for part in header.parts)
         return
-    at, depth, text = 0, 0, ""
+    at, text = 0, ""
     leaves, tokens = 0, _LEAF.findall(header.form)
+    opened: list[int] = []  # leaves before each bracket
     for token, after in zip(tokens, [*tokens[1:], ""], strict=True):
-        depth += (token in ("[", "(", "{")) - (token in ("]", ")", "}"))
+        if token in ("[", "(", "{"):
+            opened.append(leaves)
+        elif token in ("]", ")", "}"):
+            before = opened.pop()
+            leaves = before if after == ":" else leaves  # in a key there are none
+        depth = len(opened)
         if depth == 0 or (depth == 1 and token == ","):
             if text.strip():
                 yield text.strip(), header.parts[at:at + leaves]

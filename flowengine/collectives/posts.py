@@ -108,7 +108,7 @@ class Posts(Pieces):
         if kept is not None and course.fresh:
             for oid in kept.objects:
                 carried.pop(oid, None)
-            self.kept.forget(course.group, course.op)
+            self.kept.forget(course.group, course.op, gifts_of(course, self.desk.me))
         elif kept is not None:
             for oid, (rank, nbytes) in kept.objects.items():
                 carried[oid] = Result(oid, nbytes - HEAD_BYTES, rank, "sealed")

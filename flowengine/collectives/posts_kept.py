@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from flowengine.core.collective import BlobsReady, Course, Held, HeldStep, Step, StepsForgotten
 from flowengine.core.dispatch import Part, on
@@ -89,12 +89,12 @@ class Kept(Part):
 
     # --- forgetting -------------------------------------------------------------------------------
 
-    def forget(self, group: bytes, op: bytes) -> None:
-        """Let go of what is kept of a step."""
+    def forget(self, group: bytes, op: bytes, needed: Container[bytes] = ()) -> None:
+        """Let go of what is kept of a step; needed: gifts that stay for another course."""
         known = self.groups[group]
         kept = known.steps.pop(op)
         known.nbytes -= kept.nbytes
-        self.free((*kept.objects, *kept.gifts))
+        self.free((*kept.objects, *[oid for oid in kept.gifts if oid not in needed]))
 
     def forgotten(self, event: StepsForgotten, now: float) -> None:
         """Nobody repeats these steps."""

@@ -65,7 +65,7 @@ class Total:
 
     def described(self, opened: Opened) -> str:
         """What an input is, in words."""
-        return header_text(Given(opened.form, opened.arrays).header("reduce", self.fold))
+        return header_text(Given(opened).header("reduce", self.fold))
 
     def to_store(self) -> Any:
         """The result as a task may return it: one array is made only where it is stored."""

@@ -401,7 +401,7 @@ class ActorHost(ActorSaving):
             if call not in self.replies:
                 self.remember(call, caller, never_done(push))
             return
-        if call in self.unwanted and not self.recovering:
+        if call in self.unwanted and not push.seen and self.calls > self.planned_to + 1:  # nobody has seen it
             self.leave_out(item)
             self.finish(item, self.cancelled(push))
             return
@@ -416,6 +416,14 @@ class ActorHost(ActorSaving):
         if self.choices:
             push = msgspec.structs.replace(push, recorded=tuple(self.choices.pop(call.hex(), ())))
         self.order_run(c.RunTask(push, item.sender))
+        if self.unwanted and self.recovering and self.calls > max(self.turns, default=-1):
+            self.stop_unwanted()  # else others came after its end
+
+    def stop_unwanted(self) -> None:
+        """What is done again of calls that were cancelled meanwhile is interrupted."""
+        for call, item in self.running.items():
+            if call in self.unwanted and not item.push.seen:
+                self.out.append(c.Interrupt(call, item.push.attempt, "cancelled"))
 
     def order_run(self, order: c.RunTask) -> None:
         """Run the call now, or when the journal has it."""

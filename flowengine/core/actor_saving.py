@@ -45,6 +45,7 @@ class Snapshot(m.Record, frozen=True):
     seqs: tuple[tuple[bytes, int], ...] = ()  # the actor's own calls to others
     cost_s: float = 0.0  # of a checkpoint; 0: not measured
     estate: Any = None  # what its code owns: an Estate
+    holds: tuple[tuple[str, int], ...] = ()  # locks that it has: names and tokens
 
 
 class StateTaken(m.Message, frozen=True):

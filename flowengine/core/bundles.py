@@ -13,6 +13,7 @@ GANG, GROUP = "gang-", "group-"  # what ids begin with
 MARK = "@"  # before the name of a bundle: what a member holds of it, besides amounts
 MARKS = (MARK + GANG, MARK + GROUP)
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+GONE = "is gone"  # why a node refuses to open bundles
 
 
 def bundle_name(group: str, index: int) -> str:
@@ -123,11 +124,22 @@ class BundlesOpened(Message, frozen=True):
 
 
 class BundlesDropped(Message, frozen=True):
-    """Head to node: give back what it holds of the set (turn: of that asking only); why: members that run are ended."""
+    """Head to node: give back what it holds of the set (turn: of that asking only); why: members that run are ended.
+
+    unless_used: nothing of it, if a member has a slot there already; it came while the gang ended.
+    """
 
     group: str
     turn: int = 0
     why: str = ""
+    unless_used: bool = False
+
+
+class BundlesKept(Message, frozen=True):
+    """Node to head: it was not given back, since members have come again."""
+
+    group: str
+    bundles: tuple[int, ...]
 
 
 class BundlesGiven(Message, frozen=True):

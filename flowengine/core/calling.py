@@ -50,7 +50,7 @@ class WatchActor(Message, frozen=True):
 
 
 class ActorAt(Message, frozen=True):
-    """Where the actor is. state: alive, restarting, dead (then error is the packed reason)."""
+    """Where the actor is. state: alive, restarting, dead. error: packed, why it is dead or had to begin anew."""
 
     actor: bytes
     incarnation: int

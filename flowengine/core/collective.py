@@ -19,6 +19,7 @@ class ArrayPart(Record, frozen=True):
     dtype: str  # numpy's name with byte order, as "<f4"
     shape: tuple[int, ...]
     offset: int  # bytes; a multiple of 64
+    kind: str = ""  # what it is to its giver, where that is no array of numpy
 
 
 class Header(Record, frozen=True):

@@ -18,6 +18,7 @@ from .messages import ShareAsked, ShareEnded, ShareGivenUp, ShareTaken
 CHANGES_KEPT_MAX = 100_000  # keys of changes that were made
 OK, LATER = "ok", ""
 DEFAULT_SIZES = {"lock": 1, "semaphore": 1, "queue": 0}
+SIZED = ("semaphore", "queue")  # kinds in which one may differ from another by its size
 WAITS_TOLD_MAX = 5
 
 
@@ -72,6 +73,10 @@ class Entry:
         """What whoever waits waits for."""
         return f"{self.kind} {shown(self.name)}"
 
+    def is_idle(self) -> bool:
+        """Whether a new one of this name and size would be the same."""
+        return not self.line
+
     def reply(self, wait: Wait, word: str = OK, count: int = 0, items: Sequence[Any] = (), text: str = "") -> None:
         """Answer it."""
         self.leave(wait)
@@ -120,6 +125,9 @@ class Permits(Entry):
         else:
             self.reply(wait, count=len(self.holds))
 
+    def is_idle(self) -> bool:
+        return not self.holds and super().is_idle()
+
     def is_taken(self) -> bool:
         return len(self.holds) >= self.size or bool(self.line)
 
@@ -155,6 +163,7 @@ class Line(Entry):
         self.items: deque[tuple[int, Any]] = deque()
         self.putters: deque[Wait] = deque()
         self.count = 0
+        self.handed = 0  # gets whose items may come back
         self.closed = False
 
     def ask(self, wait: Wait) -> None:
@@ -207,6 +216,9 @@ class Line(Entry):
         self.commons.hand(wait, self, taken)
         self.reply(wait, count=len(taken), items=[item for _, item in taken])
 
+    def is_idle(self) -> bool:
+        return not (self.items or self.putters or self.handed or self.closed) and super().is_idle()
+
     def give_back(self, taken: list[tuple[int, Any]]) -> None:
         """Items that nobody took come first again."""
         self.items = deque(sorted([*taken, *self.items], key=lambda item: item[0]))
@@ -237,6 +249,9 @@ class Flag(Entry):
         super().__init__(commons, asked)
         self.is_set = False
 
+    def is_idle(self) -> bool:
+        return not self.is_set and super().is_idle()
+
     def ask(self, wait: Wait) -> None:
         verb = wait.asked.verb
         if verb == "wait" and not self.is_set:
@@ -262,6 +277,9 @@ class Cell(Entry):
     def __init__(self, commons: Commons, asked: ShareAsked) -> None:
         super().__init__(commons, asked)
         self.items: Sequence[Any] = ()
+
+    def is_idle(self) -> bool:
+        return not self.items and super().is_idle()
 
     def ask(self, wait: Wait) -> None:
         verb = wait.asked.verb
@@ -306,7 +324,7 @@ class Commons:
         elif isinstance(event, ShareGivenUp):
             self._given_up(sender, event)
         elif isinstance(event, ShareTaken):
-            self.handed.pop((sender, event.number), None)
+            self._hand_over(sender, event.number, True)
         elif isinstance(event, ShareEnded):
             self._drop_holds(sender, event.code)
         return self._replies()
@@ -316,7 +334,7 @@ class Commons:
         for wait in [wait for key, wait in self.waits.items() if key[0] == peer]:
             self._forget(wait)
         for number in [number for to, number in self.handed if to == peer]:
-            self._take_back(peer, number)
+            self._hand_over(peer, number, False)
         self._drop_holds(peer, None)
         return self._replies()
 
@@ -326,10 +344,10 @@ class Commons:
         return "" if wait is None else self.entry_of(wait).why()
 
     def waits_of(self, code: bytes) -> list[str]:
-        """What the code of a task or actor waits for, and that of the tasks under it."""
-        found = [wait for wait in self.waits.values() if code in (wait.asked.code, wait.asked.root)]
-        return [self.entry_of(wait).why() + ("" if wait.asked.code == code else f" (in {wait.asked.who})")
-                for wait in found[:WAITS_TOLD_MAX]]
+        """What the code of a task, call or actor waits for, and that of the tasks under it."""
+        found = [wait for wait in self.waits.values() if code in (wait.asked.code, wait.asked.call, wait.asked.root)]
+        return [self.entry_of(wait).why() + ("" if code in (wait.asked.code, wait.asked.call) else
+                                             f" (in {wait.asked.who})") for wait in found[:WAITS_TOLD_MAX]]
 
     def _asked(self, wait: Wait) -> None:
         asked = wait.asked
@@ -341,8 +359,9 @@ class Commons:
             return
         if asked.verb == "open" or (asked.key and asked.key in self.changes):
             entry.reply(wait)
-            return
-        entry.ask(wait)
+        else:
+            entry.ask(wait)
+        self._tidy(entry)
 
     def entry_of(self, wait: Wait) -> Entry:
         """What somebody waits for."""
@@ -358,6 +377,8 @@ class Commons:
     def hand(self, wait: Wait, line: Line | None, taken: list[tuple[int, Any]]) -> None:
         """Items are on their way; those of a queue go back if they do not arrive."""
         self.handed[wait.peer, wait.asked.number] = line, taken
+        if line is not None:
+            line.handed += 1
 
     def _given_up(self, peer: str, event: ShareGivenUp) -> None:
         wait = self.waits.get((peer, event.number))
@@ -366,26 +387,36 @@ class Commons:
             if not event.back:
                 self.out.append(Reply(peer, event.number, "late"))
         elif event.back:
-            self._take_back(peer, event.number)
-            for entry in list(self.entries.values()):
-                if isinstance(entry, Permits):
-                    entry.drop(peer, None, event.number)
+            self._hand_over(peer, event.number, False)
+            self._drop_holds(peer, None, event.number)
 
     def _forget(self, wait: Wait) -> None:
         """Who waits no more may have held up those behind."""
         entry = self.entry_of(wait)
         entry.leave(wait)
         entry.serve()
+        self._tidy(entry)
 
-    def _take_back(self, peer: str, number: int) -> None:
-        line, taken = self.handed.pop((peer, number), (None, []))
-        if line is not None:
-            line.give_back(taken)
+    def _hand_over(self, peer: str, number: int, is_taken: bool) -> None:
+        """What was handed out was taken, or goes back."""
+        line, items = self.handed.pop((peer, number), (None, []))
+        if line is None:
+            return
+        line.handed -= 1
+        if not is_taken:
+            line.give_back(items)
+        self._tidy(line)
 
-    def _drop_holds(self, peer: str, code: bytes | None) -> None:
+    def _tidy(self, entry: Entry) -> None:
+        """Programs use any number of names; what is idle is not kept, unless its size is known by its name only."""
+        if entry.is_idle() and (entry.name.startswith("~") or entry.kind not in SIZED):
+            self.entries.pop((entry.kind, entry.name), None)
+
+    def _drop_holds(self, peer: str, code: bytes | None, number: int = 0) -> None:
         for entry in list(self.entries.values()):
             if isinstance(entry, Permits):
-                entry.drop(peer, code)
+                entry.drop(peer, code, number)
+                self._tidy(entry)
 
     def _replies(self) -> list[Reply]:
         out, self.out = self.out, []

@@ -8,7 +8,7 @@ free, for one set at a time. What nodes do not say again to a new head is in the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from flowengine.scheduling.bundling import Table, arrange, minus_units, summed, 
 from flowengine.scheduling.resources import CPU, Units, shape_of, units_of
 from flowengine.scheduling.rooms import Room
 
-from .bundles import group_of, index_of, is_gang
+from .bundles import GONE, group_of, index_of, is_gang
 from .commands import WriteJournal
 from .dispatch import Part, on
 from .messages import (
@@ -29,6 +29,7 @@ from .messages import (
     BundlesDropped,
     BundleSet,
     BundlesGiven,
+    BundlesKept,
     BundlesOpened,
     BundlesTaken,
     BundlesTold,
@@ -161,7 +162,7 @@ class HeadBundles(Part):
         del self.groups[group.id]
         self._stop_asking(group)
         for node_id in dict.fromkeys(group.places.values()):
-            self._send(node_id, BundlesDropped(group.id, 0, why))
+            self._send(node_id, BundlesDropped(group.id, 0, why, unless_used=not why))
         self.waiting.pop(group.id, None)
         self.orphans.pop(group.id, None)
         if self.holding == group.id:
@@ -264,7 +265,7 @@ class HeadBundles(Part):
         node_id = self._heard(event.available, sender)
         group = self.groups.get(event.group)
         if group is None or not node_id or event.turn != group.turn:
-            if group is not None and event.refused and node_id in group.places.values():
+            if group is not None and event.refused == GONE and node_id in group.places.values():
                 self._lost(group, node_id)  # it had lost what it was to open
             return  # the node was told to give it back when the asking was given up
         group.silent.pop(node_id, None)
@@ -421,16 +422,7 @@ class HeadBundles(Part):
             if any(index not in held.get(group.id, {}) for index in here):
                 self._lost(group, node_id)
         for group_id, indices in held.items():
-            known = self.groups.get(group_id)
-            places = known.places if known is not None else self.found.setdefault(group_id, {})
-            for index in indices:
-                places.setdefault(index, node_id)
-            if any(places[index] != node_id for index in indices):
-                self._send(node_id, BundlesDropped(group_id))  # reserved anew elsewhere meanwhile
-            elif known is not None:
-                if known.whole:
-                    self.waiting.pop(group_id, None)
-                self.head.slots.explain_bundles(group_id)
+            self._holds(node_id, group_id, indices)
         for sought in event.wanted:
             self._sought(sought, now, sender)
         wanted = dict.fromkeys((sought.described.id, sought.owner) for sought in event.wanted)
@@ -438,6 +430,33 @@ class HeadBundles(Part):
             for key in [key for key in group.holders if key[0] == sender and (group.id, key[1]) not in wanted]:
                 self._want_no_more(group, key)  # said while the node was cut off
         self._settle(now)
+
+    def _holds(self, node_id: str, group_id: str, indices: Iterable[int]) -> None:
+        """A node has open bundles of a set, which somebody wants or will want soon."""
+        known = self.groups.get(group_id)
+        places = known.places if known is not None else self.found.setdefault(group_id, {})
+        for index in indices:
+            places.setdefault(index, node_id)
+        if any(places[index] != node_id for index in indices):
+            self._send(node_id, BundlesDropped(group_id))  # reserved anew elsewhere meanwhile
+        elif known is not None:
+            if known.whole:
+                self.waiting.pop(group_id, None)
+            self.head.slots.explain_bundles(group_id)
+
+    @on(BundlesKept)
+    def _kept(self, event: BundlesKept, now: float, sender: str) -> None:
+        """A gang has ended and begun again, and its members were faster than the word of its end."""
+        node_id = self.head.rooms.ids.get(sender, "")
+        if not node_id:
+            return
+        group = self.groups.get(event.group)
+        if group is not None:
+            self._stop_asking(group)
+        else:
+            self.found_until_s = max(self.found_until_s, now + self.head.config.starve_s)
+        self._holds(node_id, event.group, event.bundles)
+        self.serve(now)
 
     # --- answers ----------------------------------------------------------------------------------
 

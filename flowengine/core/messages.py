@@ -10,6 +10,7 @@ from .bundles import BundlesAsked as BundlesAsked
 from .bundles import BundlesDropped as BundlesDropped
 from .bundles import BundleSet as BundleSet
 from .bundles import BundlesGiven as BundlesGiven
+from .bundles import BundlesKept as BundlesKept
 from .bundles import BundlesOpened as BundlesOpened
 from .bundles import BundlesTaken as BundlesTaken
 from .bundles import BundlesTold as BundlesTold
@@ -316,10 +317,14 @@ class LeaseReturned(Message, frozen=True):
 
 
 class LeaseWanted(Message, frozen=True):
-    """Others wait for such slots: return the lease as soon as what was sent on it is done, or when it has no work."""
+    """Others wait for such slots: return the lease as soon as what was sent on it is done.
+
+    when_idle: or when it has no work. below: or when what comes next is less urgent than this.
+    """
 
     lease: int
     when_idle: bool = False
+    below: float | None = None
 
 
 class LeaseLost(Message, frozen=True):

@@ -62,6 +62,7 @@ class Lease:
     priority: float
     asked_back: bool = False
     asked_when_idle: bool = False
+    asked_below: float = NEVER_S  # the priority that its owner knows to wait for it
     cpu_lent: bool = False  # its task waits in get; the CPU is in the ledger
     bundle: str = ""
     devices: tuple[str, ...] = ()  # its GPUs

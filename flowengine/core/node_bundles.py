@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 from flowengine.scheduling.resources import CPU, LIMITLESS, SCALE, Units, only_cpu, plain, resolve, units_of
 
-from .bundles import bundle_name, is_gang, mark_of, renamed
+from .bundles import GONE, bundle_name, is_gang, mark_of, renamed
 from .dispatch import Part, on
 from .messages import (
     BundlesAsked,
     BundlesDropped,
     BundleSet,
     BundlesGiven,
+    BundlesKept,
     BundlesOpened,
     BundlesTaken,
     BundlesTold,
@@ -227,7 +228,7 @@ class Bundles(Part):
             for name, count in bundle.offers():
                 ledger.resize_units(name, count)
         if not mine:
-            self.desk.out.send(self.desk.head, BundlesTaken(event.group, event.turn, "is gone", ledger.available()))
+            self.desk.out.send(self.desk.head, BundlesTaken(event.group, event.turn, GONE, ledger.available()))
         self.desk.leases_due = True
 
     def _of(self, group: str) -> list[Bundle]:
@@ -240,10 +241,20 @@ class Bundles(Part):
         asking = self.asking.get(event.group)
         if asking is not None and event.turn in (0, asking.asked.turn):
             self._ask_no_more(event.group)
-        for bundle in self._of(event.group):
-            if event.turn in (0, bundle.turn):
-                self._close(bundle, event.why, now)
+        mine = [bundle for bundle in self._of(event.group) if event.turn in (0, bundle.turn)]
+        if event.unless_used and any(self._is_used(bundle) for bundle in mine):
+            kept = tuple([bundle.index for bundle in mine if bundle.is_open and not bundle.ending])
+            self.desk.out.send(self.desk.head, BundlesKept(event.group, kept))
+            return
+        for bundle in mine:
+            self._close(bundle, event.why, now)
         self.settle(now)
+
+    def _is_used(self, bundle: Bundle) -> bool:
+        """Whether a member has a slot in it, and it is to stay."""
+        if bundle.ending:
+            return False
+        return any(lease.bundle == bundle.name for lease in self.leases.leases.values())
 
     def _close(self, bundle: Bundle, why: str = "", now: float = 0.0) -> None:
         """Nothing of it is on offer any more; why: members that run are ended."""

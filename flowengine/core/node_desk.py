@@ -82,6 +82,7 @@ class Worker:
     lease: int = 0  # 0: none
     root: str = ""  # the driver on whose behalf it works or worked last
     idle_since_s: float = 0.0
+    told_to_end: bool = False  # since it is one too many; it does so unless it is needed
     heard_s: float = 0.0
     cpu_s: float = -1.0  # at the last check while it was silent; below 0: not checked
     kill_reason: str = ""

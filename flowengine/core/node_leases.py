@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from operator import itemgetter
 
 from flowengine.scheduling.devices import Devices, gpus_in
 from flowengine.scheduling.placement import allows, candidates, preferred, rank_of, why_not
@@ -30,6 +31,7 @@ from .messages import (
     LeaseReturned,
     LeaseWanted,
     NodeEntry,
+    Shape,
     SlotsFound,
     SlotsSought,
     WorkerBlocked,
@@ -65,6 +67,7 @@ class Leases(Amounts):
         self.asked_back = 0
         self.kept: dict[str, None] = {}  # amounts that are held free for bundles
         self.moved: dict[str, None] = {}  # bundles of which leases were granted, closed, or have lent something
+        self.ranked = False  # whether any demand is more urgent than others
         self.turn = 0
         self.turns: dict[str, int] = {}  # owner -> when it was served last
         self._number = 0
@@ -91,6 +94,7 @@ class Leases(Amounts):
             demand.gpus = gpus_in(demand.units)
         demand.wanted_total, demand.depth, demand.priority = event.wanted_total, event.depth, event.priority
         demand.run_us, demand.held = event.run_us, event.held
+        self.ranked = self.ranked or event.priority != 0
         if demand.outstanding <= 0:
             self._stop_waiting(demand)
             return
@@ -156,6 +160,28 @@ class Leases(Amounts):
         for demand in stuck:
             if now >= demand.look_s:
                 self._look_after(demand, now, bounded)
+        if self.ranked and stuck:
+            self._outrank(stuck)
+
+    def _outrank(self, stuck: list[Demand]) -> None:
+        """Who holds what others lack hears how urgent these are: what it would run next may be less so."""
+        lacking: dict[str, dict[tuple[str, Shape], float]] = {}
+        for demand in stuck:
+            name = self.ledger.lacking(demand.units) if demand.allowed and self.ledger.could_fit(demand.units) else ""
+            if name:
+                lines = lacking.setdefault(name, {})
+                line = demand.owner, demand.shape
+                lines[line] = max(demand.priority, lines.get(line, NEVER_S))
+        first = {name: heapq.nlargest(2, lines.items(), key=itemgetter(1)) for name, lines in lacking.items()}
+        for lease in self.leases.values():
+            mine = lease.owner, lease.shape
+            below = max(
+                (priority for name, _ in lease.taken for line, priority in first.get(name, ()) if line != mine),
+                default=NEVER_S,
+            )
+            if below > lease.asked_below and not lease.asked_back:
+                lease.asked_below = below
+                self.desk.out.send(lease.owner, LeaseWanted(lease.number, below=below))
 
     def _place_in_line(self, demand: Demand) -> tuple[float, int, int, float, Key, Demand]:
         # Children go before new roots: that bounds how many processes wait in get at the same time.

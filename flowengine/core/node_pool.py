@@ -166,7 +166,7 @@ class Pool(Part):
             return None
         if worker.state != "dying":
             self._move(worker, "dying")
-        asked = bool(worker.kill_reason)
+        asked = bool(worker.kill_reason) or (worker.told_to_end and not worker.lease)
         if not asked:
             self.desk.counters["workers_lost"] += 1
         self.dying -= 1
@@ -258,5 +258,5 @@ class Pool(Part):
         old = [worker for worker in self.idle.values() if now - worker.idle_since_s > self.desk.config.worker_idle_s]
         for worker in old[:surplus]:
             # It ends by itself, unless others need what it owns; then it is asked again after a while.
-            worker.idle_since_s = now
+            worker.idle_since_s, worker.told_to_end = now, True
             self.desk.out.send(worker.address, Goodbye("not needed any more"))

@@ -223,6 +223,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
         self.settle(task)
         if task.wards:
             self.want_inside(event.values)
+        if task.rebuilds:
+            self.free_again(task, event.values)
 
     def ran(self, task: Task, began_us: int, run_us: int, outcome: str) -> None:
         """Remember the run for the timeline."""
@@ -566,6 +568,7 @@ HANDLERS: dict[type[Any], Callable[[Owner, Any, str], None]] = {
     s.GangLooked: Owner.gang_looked,
     m.TakenBack: Owner.taken_back,
     s.IdleLooked: Owner.idle_looked,
+    s.LateLooked: Owner.late_looked,
     s.WaysLooked: Owner.ways_looked,
     s.AmountLessened: Owner.amount_lessened,
     m.LeaseLost: Owner.lease_lost,

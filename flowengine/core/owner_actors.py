@@ -127,6 +127,9 @@ class ActorRules(CallRules):
         elif 0 <= limit <= made.restarts:
             self.actor_ends(made, self.death_error(task, death, "its process died"))
         else:
+            if life.recovery == "restart":
+                why = "its process died while the call ran or waited there; it begins anew"
+                made.error = self.death_error(task, death, why, "later calls work")
             made.restarts += 1
             self.lives.deaths += 1
             if life.recovery == "exactly_once":
@@ -140,9 +143,11 @@ class ActorRules(CallRules):
             task.crashes += 1
             self.try_again(task)
 
-    def death_error(self, task: Task, death: m.Death, why: str) -> bytes:
+    def death_error(self, task: Task, death: m.Death, why: str, what_next: str = "nothing: it stays dead") -> bytes:
         made = self.made[task.spec.id]
         life = task.spec.life
+        if life is not None and life.recovery == "exactly_once":
+            what_next += f"; flow replay {short(task.spec.id)} runs its last calls again under pdb"
         limit = life.max_restarts if life is not None and life.recovery != "none" else 0
         error = ActorDied(
             f"{why}{': ' + death.reason if death.reason else ''}",
@@ -153,7 +158,7 @@ class ActorRules(CallRules):
             attempt=made.restarts + 1,
             attempts_max=limit + 1 if limit >= 0 else 0,
             log_lines=death.log_lines,
-            what_next=f"nothing: it stays dead; flow replay {short(task.spec.id)} runs its last calls again under pdb",
+            what_next=what_next,
         )
         return pack_error(error)
 

@@ -353,8 +353,7 @@ class CallRules(OwnerBase):
     def send_again(self, target: Target) -> None:
         """A new incarnation: it gets the calls that no checkpoint covers, or, without recovery, none of them."""
         if target.recovery != "exactly_once":
-            why = "its process died while the call ran; it begins anew"
-            error = self.actor_error(target.name, why, "later calls work")
+            error = target.error or self.actor_error(target.name, "it begins anew", "later calls work")
             sent, target.sent = target.sent, {}
             for task in sent.values():
                 if isinstance(task, Task) and task.state is SENT:

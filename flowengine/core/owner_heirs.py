@@ -142,6 +142,13 @@ class HeirRules(OwnerBase):
         inside = [self.objects.get(ref.oid) for value in values for ref in value.contained]
         self.want([obj for obj in inside if obj is not None and obj.owner in self.dead and self.is_awaited(obj)])
 
+    def free_again(self, task: Task, values: tuple[m.Value, ...]) -> None:
+        """What was made beside an older copy and is not needed: a free that overtook its sealing took the older one."""
+        for obj, value in zip(task.results, values, strict=False):
+            if type(value) is m.Stored and self.objects.get(obj.oid) is not obj:
+                for node in value.nodes:
+                    self.send(node, m.ObjectFreed((obj.oid,)))
+
     def adopt(self, obj: Obj) -> None:
         """The object is ours now; without lineage, since its maker's is gone."""
         self.unannounced.pop(obj.oid, None)

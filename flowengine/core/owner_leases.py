@@ -18,7 +18,8 @@ from . import owner_state as s
 from .ids import task_of
 from .owner_gangs import GangRules
 from .owner_state import Cost, Demand, Lease, Made, Obj, Queue, State, Step, Task
-from .owner_ways import WayRules, lease_given_up
+from .owner_turns import TurnRules, most_urgent
+from .owner_ways import lease_given_up
 
 LEASES_ASKED_MAX = 256
 NODES_ASKED_MAX = 64  # nodes that are asked at once when tasks come again after there were none
@@ -27,7 +28,7 @@ PENDING = m.Pending()
 SOLE_PLACE = (s.SOLE,)
 
 
-class LeaseRules(WayRules, GangRules):
+class LeaseRules(TurnRules, GangRules):
     """Part of Owner: see there for the state."""
 
     # --- what is ready ----------------------------------------------------------------------------
@@ -44,8 +45,8 @@ class LeaseRules(WayRules, GangRules):
             queue = self.queues[task.key] = self.new_queue(task.key)
         if not queue.rotation and task.key[1]:
             self.move_idle(queue)
-        if queue.count == 0 and queue.rotation:
-            self.push(queue.rotation[0], task)
+        if queue.count == 0 and (lease := self.next_lease(queue, task)):
+            self.push(lease, task)
             return
         if choice is not None and choice.share:
             self.line_up(queue, task)
@@ -96,8 +97,8 @@ class LeaseRules(WayRules, GangRules):
 
     def fill(self, queue: Queue) -> None:
         """Push what is ready to workers that take more; then ask for more slots, or give up what is too much."""
-        while queue.count and queue.rotation:
-            self.push(queue.rotation[0], self.next_ready(queue))
+        while queue.count and (lease := self.next_lease(queue)):
+            self.push(lease, self.next_ready(queue))
         if queue.count:
             self.ask(queue)
         elif queue.demand:
@@ -154,6 +155,8 @@ class LeaseRules(WayRules, GangRules):
         idle = not lease.inflight
         if idle:
             lease.progress_at = self.now
+        elif not lease.queue.late_timer:
+            self.look_for_late(lease.queue)
         lease.inflight[spec.id] = task
         task.load_us = self.run_us(task)
         lease.load_us += task.load_us
@@ -208,7 +211,9 @@ class LeaseRules(WayRules, GangRules):
             return False
         if waiting == 0:
             return True
-        return lease.load_us < self.pipeline_us_max and waiting < self.config.pipeline_tasks_max
+        if lease.load_us >= self.pipeline_us_max or waiting >= self.config.pipeline_tasks_max:
+            return False
+        return not self.is_late(lease)
 
     def left_lease(self, task: Task, run_us: int) -> None:
         """The attempt is off its worker: learn its cost, then give the worker more or the node its slot."""
@@ -394,6 +399,10 @@ class LeaseRules(WayRules, GangRules):
         """Tell the home node (and whom it named) how many slots would be of use."""
         if self.node not in queue.demand and self.node not in self.dead:
             self.demand_at(queue, self.node)
+        if queue.priorities and queue.priorities[0] > queue.told and most_urgent(queue) > queue.told:
+            for node, demand in queue.demand.items():
+                if demand.wanted_total > demand.granted:
+                    self.tell_demand(queue, node, demand, demand.wanted_total - demand.granted)
         target, least = min(queue.count, LEASES_ASKED_MAX), LEASES_ASKED_MAX
         if target < 2 * queue.least:
             return
@@ -422,7 +431,7 @@ class LeaseRules(WayRules, GangRules):
         shape, placement = queue.key
         if queue.gang is not None and outstanding:
             self.gang_wanted(queue.gang)
-        priority = queue.priorities[0] if queue.priorities else 0
+        priority = queue.told = most_urgent(queue)
         run_us, held = self.next_cost(queue) if outstanding else (0, ())
         self.send(node, m.LeaseDemand(shape, placement, demand.wanted_total, self.depth, priority, run_us, held))
 
@@ -492,12 +501,20 @@ class LeaseRules(WayRules, GangRules):
         lease = self.leases.get((sender, event.lease))
         if lease is None:
             return
-        if event.when_idle:
-            lease.fleeting = True
-            if not lease.inflight:
+        if not event.when_idle and event.below is None:
+            self.give_up(lease)
+            return
+        lease.fleeting = lease.fleeting or event.when_idle
+        if event.below is not None:
+            lease.below = max(lease.below, event.below)
+        if not lease.inflight:
+            if lease.fleeting:
                 self.return_lease(lease)
             return
-        self.give_up(lease)
+        less = [task_id for task_id, task in lease.inflight.items() if task.spec.priority < lease.below]
+        behind = [task_id for task_id in less if task_id != next(iter(lease.inflight))]
+        if behind and not lease.taking_back:
+            self.take_back(lease, behind)
 
     def amount_lessened(self, event: s.AmountLessened, sender: str) -> None:
         """The program has less of a resource: slots that hold some of it run nothing more until they are given anew."""
@@ -515,6 +532,8 @@ class LeaseRules(WayRules, GangRules):
 
     def return_lease(self, lease: Lease) -> None:
         """The worker is not ours any more."""
+        if (lease.node, lease.id) not in self.leases:
+            return
         self.drop_lease(lease)
         if lease.queue.tenants and len(self.placing.shared) > 1:
             self.step_back(lease.node)

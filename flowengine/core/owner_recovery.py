@@ -95,15 +95,17 @@ class RecoveryRules(OwnerBase):
 
     def lose(self, peer: str, reason: str, may_return: bool = False) -> None:
         """A process or node is gone."""
-        if peer in self.dead:
-            return
-        self.note_dead(peer)
-        self.persisting.node_lost(peer, self.now)
-        if may_return:
-            self.park_demands(peer)
+        is_known = peer in self.dead  # then it may have granted something before its end that came after the news
+        if not is_known:
+            self.note_dead(peer)
+            self.persisting.node_lost(peer, self.now)
+            if may_return:
+                self.park_demands(peer)
         for lease in [lease for lease in self.leases.values() if lease.node == peer]:
             death = m.Death(lease.worker_id, "", 0, 0, reason=f"its node is gone ({reason})")
             self.lease_lost(m.LeaseLost(lease.id, death), lease.node)
+        if is_known:
+            return
         for lease in self.leases.values():
             if lease.worker == peer:  # its node will tell how it ended, and what of its tasks had begun
                 lease.unwanted = True

@@ -166,7 +166,7 @@ def actor(made: Made, now: float) -> dict[str, Any]:
         "replaying": made.state == "alive" and not made.settled,
         "checkpoint_calls": made.checkpoint.calls if made.checkpoint is not None else -1,
         "unsaved": made.unsaved[:TEXT_CHARS_MAX],
-        "error": error_line(made.error)[:TEXT_CHARS_MAX] if made.error else made.ending[:TEXT_CHARS_MAX],
+        "error": error_line(made.error)[:TEXT_CHARS_MAX] if made.state == "dead" else made.ending[:TEXT_CHARS_MAX],
         "alive_s": now - made.born_at if made.born_at >= 0 else -1.0,
     }
 

@@ -48,13 +48,15 @@ class StashRules(OwnerBase):
     def stash_child(self, obj: Obj, value: m.Value) -> None:
         """A child's result: the parent's owner holds it until the parent has ended."""
         task = obj.task
-        if task is None or type(value) is m.Failed or task.stream is not None:
+        parent = self.parents.get(task.spec.parent) if task is not None else None
+        if task is None or parent is None:
             return
-        parent = self.parents.get(task.spec.parent)
-        if parent is None or value.contained:
+        reached_out = task.recorded is not None and s.REACHED_OUT in task.recorded
+        parent.reaches_out = parent.reaches_out or reached_out
+        if type(value) is m.Failed or task.stream is not None or value.contained:
             return
         if not parent.caller:  # the program itself, as a resumable job; its actors live through all their calls again
-            if task.spec.actor is None and task.spec.life is None:
+            if task.spec.actor is None and task.spec.life is None and not reached_out:
                 self.out.append(c.KeepResult(obj.oid, value))
             return
         size = len(value.blob) if type(value) is m.Inline else 64
@@ -62,7 +64,8 @@ class StashRules(OwnerBase):
             return
         parent.stashed_bytes += size
         self.counters["stash_entries_forwarded"] += 1
-        self.send(parent.caller, m.StashAdded(parent.task, parent.attempt, (), ((obj.oid, value),)), True)
+        recorded = ((*s.REACHED_OUT, b""),) if reached_out else ()
+        self.send(parent.caller, m.StashAdded(parent.task, parent.attempt, recorded, ((obj.oid, value),)), True)
 
     def stash_due(self, event: StashDue, sender: str) -> None:
         """Timer: what was not carried to its journal by other news goes there now."""

@@ -170,6 +170,7 @@ class Stream(msgspec.Struct):
     waiters: list[tuple[Waiter, int]] = []
 
 
+NO_PRIORITY = float("-inf")  # less urgent than all
 ALL_ITEMS = 1 << 40  # taken: nobody reads the stream, and its maker need not wait
 
 
@@ -186,12 +187,20 @@ class Lease(msgspec.Struct):
     load_us: int = 0
     unwanted: bool = False  # the node asked for it back
     fleeting: bool = False  # the node asked for it when it is idle
+    below: float = NO_PRIORITY  # what is less urgent than this is not to run on it
     open: bool = True  # in the queue's rotation of leases that take more
     idle_since: float = 0.0
     taking_back: bool = False
     devices: tuple[str, ...] = ()  # its GPUs
     progress_at: float = 0.0  # when it last ended a task or got one while idle
     began_at: float = 0.0
+
+
+class LateLooked(Message, frozen=True):
+    """Timer: look for tasks that wait behind one that runs longer than was expected."""
+
+    shape: Shape
+    placement: tuple[str, ...]
 
 
 class Queue(msgspec.Struct):
@@ -207,6 +216,8 @@ class Queue(msgspec.Struct):
     least: int = 0  # no node owes us fewer leases than this; so not all are looked at each time
     reason: str = ""
     idle_timer: bool = False
+    late_timer: bool = False
+    told: float = NO_PRIORITY  # how urgent nodes know it to be
     tenants: dict[tuple[tuple[str, float], ...], Any] = {}  # their owner_ways.TenantLine, beside `ready`
     others: bool = False  # tasks without a tenant wait beside those that have one
     yield_s: float = 0.0  # see owner_ways: how long until it gives up another slot for tenants that are behind
@@ -324,9 +335,12 @@ class Parent(msgspec.Struct):
     attempt: int
     stashed_bytes: int = 0
     made: dict[bytes, str] = {}  # actors, and the driver that owns each
+    reaches_out: bool = False  # one of its children did what its result does not show
 
 
 # --- events that only this process's shell gives --------------------------------------------------
+
+REACHED_OUT = ("reached out", 0)  # among the choices of a task that did what its result does not show
 
 
 class Submitted(Message, frozen=True):

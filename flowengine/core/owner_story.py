@@ -16,7 +16,7 @@ from .owner_state import ENDED, Made, State, Task
 UNTOLD: frozenset[type] = frozenset((
     m.Asked, m.Answered,
     s.Submitted, s.ValuePut, s.ReadyAsked, s.WaiterGone, s.RefsMade, s.RefsDropped, s.InputsGiven, s.FetchAsked,
-    s.IdleLooked, s.WaysLooked, s.StreamAsked, s.StreamTaken, s.Exported, s.ParentBegan, s.ParentEnded,
+    s.IdleLooked, s.LateLooked, s.WaysLooked, s.StreamAsked, s.StreamTaken, s.Exported, s.ParentBegan, s.ParentEnded,
     m.TaskDone, m.StreamItem, m.ObjectReady, m.ObjectHere, m.StashAdded, m.WatchObject, m.Pong, m.CheckpointTaken,
     m.StashCarried, m.StashKept, StashDue, StashOld, s.Said,
 ))  # fmt: skip

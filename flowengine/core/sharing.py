@@ -30,6 +30,7 @@ class ShareAsked(Message, frozen=True):
     key: bytes = b""  # of a change: the same when the code runs again, so that it is made once
     root: bytes = b""  # the program's own task or actor under which it runs, which may run again
     who: str = ""  # in words
+    call: bytes = b""  # of an actor: the one that asks
 
 
 class ShareAnswered(Message, frozen=True):

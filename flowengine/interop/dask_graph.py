@@ -6,7 +6,9 @@ dask.order (depth first, so that few results are alive at a time), and only so m
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
 import heapq
 import queue
 import time
@@ -23,7 +25,7 @@ from ..functions import RemoteFunction, start_default
 from ..objects import codec
 from ..options import CHECKS, TaskOptions, task_options, unknown_name, whole
 from ..refs import Current, ObjectRef
-from .nodes import RunNodes, SharedFunction
+from .nodes import RunNodes, SharedFunction, Within
 
 if TYPE_CHECKING:
     from ..runtime.session import Session
@@ -39,6 +41,7 @@ OWN_KEYWORDS = ("num_workers", "callbacks", "cache")
 DASK_KEYWORDS = ("allow_other_workers", "asynchronous", "chunksize", "direct", "get_id", "optimize_graph", "pool",
                  "raise_exception", "rerun_exceptions_locally", "retries", "scheduler", "sync", "workers")
 NEAR = 0.75  # from that likeness on a keyword is taken for a mistyped one
+OWN_CONFIG = ("scheduler", "pool", "num_workers")  # how this computation runs, not what its nodes do
 LOOK_S = 1.0  # a wait for so long: the cluster may have grown
 
 
@@ -366,6 +369,7 @@ class Run:
         self.remotes: dict[str, RemoteFunction] = {}
         self.constants: dict[Any, Any] = {}  # values, or references to them
         self.shared: dict[int, SharedFunction] = {}
+        self.within = own_config()
         self.cpus = 0  # once it was looked at
         self.ahead = AHEAD_MIN
 
@@ -442,7 +446,7 @@ class Run:
         remote = self.remotes.get(kind)
         if remote is None:
             options = self.options if self.options.name else task_options({"name": kind}, self.options)
-            remote = self.remotes[kind] = RemoteFunction(RunNodes(kind), options)
+            remote = self.remotes[kind] = RemoteFunction(RunNodes(kind, self.within), options)
         shared = self.shared
         nodes = [(key, with_functions(node, shared) if shared else node) for key, node in unit.nodes.items()]
         try:
@@ -535,3 +539,25 @@ def packed(value: Any, name: Any) -> codec.Packed:
         raise SerializationError(f"{name!r} of the graph: {error}") from error
 
 
+@functools.cache
+def config_before(_defaults: int) -> dict[str, Any]:
+    """Dask's configuration as it was before the program changed it: from so many defaults, files and variables."""
+    from dask import config
+
+    before: dict[str, Any] = {}
+    config.refresh(config=before)
+    return before
+
+
+def own_config() -> Within | None:
+    """A context with what the program has changed in Dask's configuration, as far as it can be sent; None: nothing."""
+    from dask import config
+
+    before = config_before(len(config.defaults))
+    changed: dict[str, Any] = {}
+    for name, value in dict(config.config).items():
+        if name not in OWN_CONFIG and (name not in before or before[name] != value):
+            with contextlib.suppress(SerializationError):
+                codec.pack(value)
+                changed[name] = value
+    return functools.partial(config.set, changed) if changed else None

@@ -6,15 +6,18 @@ import concurrent.futures
 import functools
 import inspect
 import itertools
+import math
 import threading
+import time
 import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from .. import asking
 from ..core.owner_state import CancelAsked
-from ..errors import BadType, BadValue, StaleSession, TaskCancelled
+from ..errors import BadType, BadValue, FlowError, StaleSession, TaskCancelled
 from ..functions import RemoteFunction, session_of
 from ..options import task_options, whole
 from ..refs import Current, ObjectRef, current_session
@@ -26,6 +29,9 @@ WORKERS_MAX = 1 << 20
 CHUNK_MAX = 1 << 40
 RUNNERS_MAX = 1_000  # names under which an executor runs what comes with its calls
 NAME_CHARS = 100
+QUICK_S, SLOW_S = 0.01, 0.05  # calls that are back within the one may be followed by more ahead than before
+AHEAD_MAX = 64
+LOOK_S = 1.0  # the cluster may have grown meanwhile
 
 
 class TaskFuture(concurrent.futures.Future[Any]):
@@ -37,16 +43,16 @@ class TaskFuture(concurrent.futures.Future[Any]):
         self._submit: Callable[[], ObjectRef] | None = submit  # until the engine has it
         self._ref: ObjectRef | None = None  # while the engine has it
         self._context = current_session().context
+        self._teller = 0  # the thread that tells those who wait for it
+        self._begun_s = 0.0
 
     def cancel(self) -> bool:
         """End the task if it has not begun; False when it runs or has ended."""
         if self.done():
             return self.cancelled()
         if self._executor._take_out(self):
-            super().cancel()
-            self.set_running_or_notify_cancel()
-            self._executor._close(self)
-            return True
+            self._settle(None, TaskCancelled())
+            return self.cancelled()
         ref = self._ref
         if ref is None or ref._session.closed or not ref._session.withdraw(ref.oid):
             return self.cancelled()
@@ -64,6 +70,7 @@ class TaskFuture(concurrent.futures.Future[Any]):
         assert self._submit is not None
         ref = self._ref = self._submit()
         self._submit = None
+        self._begun_s = time.monotonic()
         session: Session = ref._session
         session.going_to_block(self._context)  # whoever waits for the future does not compute
         session.when_ready(ref.oid, lambda: self._over(session))
@@ -82,16 +89,27 @@ class TaskFuture(concurrent.futures.Future[Any]):
         self._ref = None
         if isinstance(error, (InitializerFailed, StaleSession)):
             self._executor._give_up(error)
-        self._executor._next()
-        if isinstance(error, TaskCancelled):
-            super().cancel()
-        if self.set_running_or_notify_cancel():
-            if error is None:
-                self.set_result(value)
-            else:
-                self.set_exception(error)
-        self._executor._close(self)
+        took_s = time.monotonic() - self._begun_s
+        self._executor._next(1)
+        self._settle(value, error)
+        self._executor._look(ref._session, took_s)
         del error
+
+    def _settle(self, value: Any, error: BaseException | None) -> None:
+        """Have those who wait for it know, and its executor forget it."""
+        self._teller = threading.get_ident()
+        try:
+            if isinstance(error, TaskCancelled):
+                super().cancel()
+            if self.done() and not self.cancelled():
+                return  # somebody else has given it a result
+            if self.set_running_or_notify_cancel():
+                if error is None:
+                    self.set_result(value)
+                else:
+                    self.set_exception(error)
+        finally:
+            self._executor._close(self)
 
 
 class Executor(concurrent.futures.Executor):
@@ -127,6 +145,9 @@ class Executor(concurrent.futures.Executor):
         self._waiting: OrderedDict[TaskFuture, None] = OrderedDict()
         self._open: dict[TaskFuture, None] = {}  # what has not ended; its order is that of submission
         self._busy = 0  # how many of them the engine has
+        self._ahead = 0  # how many it may have above max_workers
+        self._looked_s = 0.0
+        self._is_wide = False  # the cluster had no more slots than max_workers when it was looked at
         self._closed = False
         self._broken: BaseException | None = None
         self._known: weakref.WeakKeyDictionary[Any, dict[type[Call], RemoteFunction]] = weakref.WeakKeyDictionary()
@@ -147,14 +168,14 @@ class Executor(concurrent.futures.Executor):
         with self._lock:
             self._check_open()
             self._open[future] = None
-            if self._max_workers is not None and self._busy >= self._max_workers:
+            if self._is_full():
                 self._waiting[future] = None
                 return future
             self._busy += 1
         try:
             future._begin()
         except BaseException:
-            self._next()
+            self._next(1)
             self._close(future)
             raise
         return future
@@ -186,9 +207,12 @@ class Executor(concurrent.futures.Executor):
         for future in reversed(pending):  # the newest have the best chance not to have begun
             future.cancel()
         if wait:
+            me = threading.get_ident()
             with self._less:
-                while self._open:
-                    self._less.wait()
+                if any(future._teller == me for future in self._open):  # in a callback: others may wait in the same way
+                    self._less.wait_for(lambda: all(future._teller for future in self._open))
+                else:
+                    self._less.wait_for(lambda: not self._open)
 
     def stop(self) -> None:
         """Shut down at once: what has not begun never does, what runs gets TaskCancelled."""
@@ -257,30 +281,55 @@ class Executor(concurrent.futures.Executor):
                 self._broken = self._broken or error
             waiting, self._waiting = list(self._waiting), OrderedDict()
         for lost in waiting:
-            lost.set_exception(error)
-            self._close(lost)
+            lost._settle(None, error)
 
-    def _next(self) -> None:
-        """The engine has one less: the next one of the queue takes its place."""
+    def _look(self, session: Session, took_s: float) -> None:
+        """While calls are quick, and the cluster has no slots for more than max_workers, some are sent ahead."""
+        if not self._waiting:
+            return
+        now_s = time.monotonic()
+        if now_s > self._looked_s + LOOK_S and (took_s < QUICK_S or self._ahead):
+            self._looked_s = now_s
+            self._is_wide = slots(session, self._options.num_cpus) <= (self._max_workers or 0)
+        if not self._is_wide:
+            self._ahead = 0
+        elif took_s < QUICK_S:
+            self._ahead = min(self._ahead + 1, AHEAD_MAX)
+        elif took_s > SLOW_S:
+            self._ahead = max(self._ahead - 1, 0)
+
+    def _is_full(self) -> bool:
+        return self._max_workers is not None and self._busy >= self._max_workers + self._ahead
+
+    def _next(self, ended: int) -> None:
+        """The engine has so many less: the next ones of the queue take their places."""
         while True:
             with self._lock:
-                self._busy -= 1
-                if not self._waiting:
+                self._busy -= ended
+                if not self._waiting or self._is_full():
                     return
                 future, _ = self._waiting.popitem(last=False)
                 self._busy += 1
             try:
                 future._begin()
-                return
+                ended = 0
             except BaseException as error:
-                future.set_exception(error)
-                self._close(future)
+                ended = 1
+                future._settle(None, error)
 
     def _close(self, future: TaskFuture) -> None:
         """The future has its result, or never will."""
         with self._lock:
             self._open.pop(future, None)
             self._less.notify_all()
+
+
+def slots(session: Session, num_cpus: float) -> float:
+    """How many calls of so many CPUs the cluster can run at once; without end when it is not known."""
+    try:
+        return asking.resources(session, "total").get("CPU", 0.0) / num_cpus if num_cpus else math.inf
+    except FlowError:
+        return math.inf
 
 
 def function_name(fn: Callable[..., Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,6 +24,7 @@ NAME = "flowengine"
 PATH = re.compile(r"argument \[0\]\.calls\.items\[(\d+)\]\[([012])\](\[[^]]*\])?")
 PARTS = ("function", "argument ", "keyword argument ")
 SHARED_BYTES_MIN = 1 << 20  # arguments from that size on are stored once for all calls, as joblib's memory maps
+OWN_MODES = (None, "c")  # of memory maps: each call may write to what it gets, and nobody else sees it
 
 
 @contextlib.contextmanager
@@ -30,8 +32,9 @@ def joblib(n_jobs: int = -1, **options: Any) -> Iterator[None]:
     """Make the engine joblib's backend inside of this context: `with flow.joblib(): Parallel()(...)`.
 
     n_jobs: what Parallel takes where it is not told (-1: all CPUs of the cluster). Other keywords are options of tasks.
-    Large arrays among the arguments are stored once and arrive read-only, as with joblib's own processes. A Parallel
-    within a call runs in threads, or one after the other. Raises ImportError without joblib, BadValue or BadType.
+    Large arrays among the arguments are stored once and arrive read-only, as with joblib's own processes, unless
+    Parallel is told max_nbytes=None or mmap_mode="c". A Parallel within a call runs in threads, or one after the other.
+    Raises ImportError without joblib, BadValue or BadType.
     """
     try:
         import joblib as library
@@ -81,6 +84,7 @@ class FlowBackend:
         self.options = options
         self.executor: Executor | None = None
         self.shared: dict[int, tuple[Any, ObjectRef]] = {}
+        self.shared_bytes_min: float = SHARED_BYTES_MIN
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
         """How many calls run at once."""
@@ -101,6 +105,9 @@ class FlowBackend:
         if count == 1:
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
         self.parallel = parallel
+        if "max_nbytes" in rest:
+            is_own = rest["max_nbytes"] is None or rest.get("mmap_mode") in OWN_MODES
+            self.shared_bytes_min = math.inf if is_own else rest["max_nbytes"]
         self.executor = Executor(count, **self.options)
         return count
 
@@ -123,7 +130,7 @@ class FlowBackend:
 
         def swapped(value: Any) -> Any:
             size_bytes = getattr(value, "nbytes", 0)
-            if not isinstance(size_bytes, int) or size_bytes < SHARED_BYTES_MIN:
+            if not isinstance(size_bytes, int) or size_bytes < self.shared_bytes_min:
                 return value
             known = self.shared.get(id(value))
             if known is None:

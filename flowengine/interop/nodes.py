@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ..refs import ObjectRef, checked
+
+Within = Callable[[], AbstractContextManager[object]]
 
 SHARED_MAX = 1_000  # functions kept in a process
 
@@ -44,12 +47,21 @@ _sharing = threading.Lock()
 class RunNodes:
     """The function behind all tasks of one kind of nodes: the kind is in it so that each has a cost of its own."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, within: Within | None) -> None:
         self.kind = kind
+        self.within = within  # which context they run, if in any
 
     def __call__(self, nodes: Sequence[tuple[Any, Any]], names: Sequence[Any], *values: Any) -> Any:
         """Run nodes, by their keys, in their order and give what the last one makes; values: what names stand for."""
-        known = dict(zip(names, values, strict=True))
-        for key, node in nodes[:-1]:
-            known[key] = node(known)
-        return nodes[-1][1](known)
+        if self.within is None:
+            return run_nodes(nodes, names, values)
+        with self.within():
+            return run_nodes(nodes, names, values)
+
+
+def run_nodes(nodes: Sequence[tuple[Any, Any]], names: Sequence[Any], values: Sequence[Any]) -> Any:
+    """Run nodes in their order and give what the last one makes."""
+    known = dict(zip(names, values, strict=True))
+    for key, node in nodes[:-1]:
+        known[key] = node(known)
+    return nodes[-1][1](known)

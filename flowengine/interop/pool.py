@@ -5,9 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import math
 import multiprocessing
-import queue
 import threading
-import weakref
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -101,58 +100,106 @@ class ImapIterator(Iterator[Any]):
     def __init__(self, pool: Pool, fn: Callable[..., Any], chunks: Iterator[Any], is_ordered: bool) -> None:
         self._pool = pool
         self._fn = fn
-        self._chunks: Iterator[Any] | None = chunks
+        self._chunks: Iterator[Any] | None = chunks  # None: nothing more is submitted
         self._is_ordered = is_ordered
-        self._lock = threading.RLock()
-        self._line: deque[concurrent.futures.Future[Any]] = deque()  # ordered: those whose results were not taken
-        self._come: queue.SimpleQueue[concurrent.futures.Future[Any]] = queue.SimpleQueue()  # else: those that are done
+        self._moved = threading.Condition()
+        self._feeding = threading.Lock()
+        pool._imaps[self] = None
+        self._line: deque[concurrent.futures.Future[Any]] = deque()  # not taken; if unordered, only those that are done
         self._open = 0  # chunks that were submitted and not taken
+        self._running = 0  # chunks that were submitted and have not ended
+        self._is_last = False  # the pool is closed: all that is left of the input has to run, read or not
         self._items: deque[Any] = deque()
-        self._submit_more(AHEAD_MAX)
+        context = pool._executor._now().context
+        self._feeder: threading.Thread | None = None
+        # The input may be slow, or wait for results. But code that may run again has to make its calls in the same
+        # order, so there no other thread makes them.
+        if context.push is None and not context.is_job:
+            self._feeder = threading.Thread(target=self._feed, args=(True,), name="flowengine-imap", daemon=True)
+            self._feeder.start()
+        else:
+            self._feed(False)
 
     def __next__(self) -> Any:
         return self.next()
 
     def next(self, timeout: float | None = None) -> Any:
         """The next result; raises its error, StopIteration, or multiprocessing.TimeoutError."""
-        while not self._items:
-            self._submit_more(AHEAD_MAX)
-            if not self._open:
-                raise StopIteration
-            task = self._next_task(timeout)
-            self._open -= 1
-            self._items.extend(task.result())
-        return self._items.popleft()
+        end_s = None if timeout is None else time.monotonic() + timeout
+        if self._feeder is None:
+            self._feed(False)
+        with self._moved:
+            while not self._items:
+                if self._line and self._line[0].done():
+                    self._open -= 1
+                    self._moved.notify_all()
+                    self._items.extend(self._line.popleft().result())
+                elif not self._open and self._chunks is None:
+                    raise StopIteration
+                elif not self._moved.wait(None if end_s is None else end_s - time.monotonic()):
+                    raise multiprocessing.TimeoutError
+            return self._items.popleft()
 
-    def _next_task(self, timeout: float | None) -> concurrent.futures.Future[Any]:
-        if not self._is_ordered:
-            try:
-                return self._come.get(timeout=timeout)
-            except queue.Empty:
-                raise multiprocessing.TimeoutError from None
-        task = self._line[0]
-        if not concurrent.futures.wait([task], timeout).done:
-            raise multiprocessing.TimeoutError
-        return self._line.popleft()
-
-    def _submit_more(self, open_max: float) -> None:
-        """Submit until so many chunks are open. An error of the input comes in its place among the results."""
-        with self._lock:
-            while self._chunks is not None and self._open < open_max:
+    def _feed(self, waits: bool) -> None:
+        """Submit as long as there is room. waits: and wait for more. An error of the input is the last result."""
+        with self._feeding:
+            while True:
+                with self._moved:
+                    if waits:
+                        self._moved.wait_for(self._has_room)
+                    chunks = self._chunks if self._has_room() else None
+                if chunks is None:
+                    return
                 try:
-                    task = self._pool._executor.submit(run_each, self._fn, next(self._chunks))
+                    task = self._pool._executor.submit(run_each, self._fn, next(chunks))
                 except StopIteration:
-                    self._chunks = None
+                    self.end()
                     return
                 except Exception as error:
-                    self._chunks = None
                     task = concurrent.futures.Future()
                     task.set_exception(error)
-                self._open += 1
-                if self._is_ordered:
-                    self._line.append(task)
-                else:
-                    task.add_done_callback(self._come.put)
+                    self._submitted(task)
+                    self.end()
+                    return
+                self._submitted(task)
+
+    def _submitted(self, task: concurrent.futures.Future[Any]) -> None:
+        with self._moved:
+            self._open += 1
+            self._running += 1
+            if self._is_ordered:
+                self._line.append(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: concurrent.futures.Future[Any]) -> None:
+        with self._moved:
+            self._running -= 1
+            if not self._is_ordered:
+                self._line.append(task)
+            self._moved.notify_all()
+
+    def _has_room(self) -> bool:
+        return self._chunks is None or (self._running if self._is_last else self._open) < AHEAD_MAX
+
+    def end(self) -> None:
+        """Nothing more of the input is wanted, or there is nothing more."""
+        with self._moved:
+            self._chunks = None
+            self._moved.notify_all()
+        self._pool._imaps.pop(self, None)
+
+    def run_all(self) -> None:
+        """Have all that is left of the input run, whether it is read or not."""
+        with self._moved:
+            self._is_last = True
+            self._moved.notify_all()
+
+    def join(self) -> None:
+        """Return when all of the input was submitted."""
+        if self._feeder is not None:
+            self._feeder.join()
+        else:
+            self._feed(True)
 
 
 class Pool:
@@ -175,7 +222,7 @@ class Pool:
             raise BadValue("maxtasksperchild: the worker processes belong to the engine, a pool cannot replace them")
         self._count = 0 if processes is None else whole("processes", processes, 1, WORKERS_MAX)
         self._executor = Executor(self._count or None, initializer=initializer, initargs=initargs, **options)
-        self._imaps: weakref.WeakSet[ImapIterator] = weakref.WeakSet()
+        self._imaps: dict[ImapIterator, None] = {}  # whose input has not come to its end
         self._state = "running"
 
     # --- calls ------------------------------------------------------------------------------------
@@ -258,9 +305,7 @@ class Pool:
     ) -> ImapIterator:
         self._check_running()
         size = whole("chunksize", chunksize, 1, CHUNK_MAX)
-        made = ImapIterator(self, func, chunked(((item,) for item in iterable), size), is_ordered)
-        self._imaps.add(made)
-        return made
+        return ImapIterator(self, func, chunked(((item,) for item in iterable), size), is_ordered)
 
     def _worker_count(self) -> int:
         session = self._executor._now()
@@ -277,18 +322,21 @@ class Pool:
         if self._state == "running":
             self._state = "closed"
             for imap in list(self._imaps):
-                imap._submit_more(math.inf)
-            self._executor.shutdown(wait=False)
+                imap.run_all()
 
     def terminate(self) -> None:
         """End at once: what has not begun never does, what runs gets TaskCancelled."""
         self._state = "terminated"
+        for imap in list(self._imaps):
+            imap.end()
         self._executor.stop()
 
     def join(self) -> None:
         """Wait until all calls have ended; after close or terminate."""
         if self._state == "running":
             raise ValueError("Pool is still running")
+        for imap in list(self._imaps):
+            imap.join()
         self._executor.shutdown(wait=True)
 
     def __enter__(self) -> Pool:

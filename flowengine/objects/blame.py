@@ -91,6 +91,8 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     try:
         reduced = value.__reduce_ex__(5) if not isinstance(value, type) else ()
     except Exception:
+        if any(name in vars(base) for base in kind.__mro__[:-1] for name in ("__reduce__", "__reduce_ex__")):
+            return  # it refuses, whatever its members are
         reduced = ()
     state = reduced[2] if isinstance(reduced, tuple) and len(reduced) > 2 else None
     if state is None:

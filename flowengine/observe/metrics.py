@@ -62,6 +62,7 @@ def families(page: Mapping[str, Any]) -> list[Family]:
         Family(PREFIX + "collectives_open", "gauge", "Collectives under way.",
                [({}, float(sum(len(group["steps"]) for group in page["groups"])))]),
         *_of_nodes(page["nodes"]),
+        *_made(page["resources"]),
     ]
 
 
@@ -72,6 +73,15 @@ def _counter(name: str, count: float) -> Family:
 
 def _by_state(name: str, text: str, counts: Mapping[str, float]) -> Family:
     return Family(PREFIX + name, "gauge", text, [({"state": state}, float(count)) for state, count in counts.items()])
+
+
+def _made(resources: Iterable[Mapping[str, Any]]) -> list[Family]:
+    """Amounts that programs made, of all nodes; one without limit has no number."""
+    limited = [row for row in resources if row["total"] is not None]
+    rows = [({"program": row["program"], "resource": row["name"]}, row) for row in limited]
+    return [Family(f"{PREFIX}made_resource_{name}", "gauge", text, [(label, float(row[key])) for label, row in rows])
+            for name, key, text in (("capacity", "total", "Amounts that programs made at run time."),
+                                    ("available", "free", "Of the amounts that programs made: what is free."))]
 
 
 def _of_nodes(nodes: Iterable[Mapping[str, Any]]) -> list[Family]:

@@ -20,6 +20,7 @@ from flowengine.observe import tables
 from flowengine.observe.view import HeadTold, NodeTold, document, objects_of
 from flowengine.runtime.connection import Connection
 from flowengine.runtime.visitor import Visitor
+from flowengine.runtime.worker_logs import TASK_DIGITS
 
 FIRST_LOOK_S = 0.5  # between the two looks that shares and rates take
 FOLLOW_S = 0.3
@@ -184,14 +185,14 @@ async def _logs(connection: Connection, name: str, lines_max: int, follow: bool,
     places: dict[str, int] = {}
     found: list[dict[str, Any]] = []
     async with Visitor(connection) as visitor:
-        workers = await workers_of(visitor, name)
-        is_known = bool(workers)
+        meant = await meant_by(visitor, name)
+        is_known = bool(meant)
         first = True
         while True:
             nodes = await visitor.ask_head("nodes")
             told = await visitor.ask_all(nodes, "printed", {"places": places, "last": first})
             found = [line for answer in told for one in answer or () for line in lines_of(one, places)]
-            found = [line for line in found if meant(line, name, workers)]
+            found = [line for line in found if is_meant(line, name, meant)]
             found.sort(key=lambda line: str(line["time"]))
             is_known = is_known or bool(found)
             show(found[-lines_max:] if first and lines_max else [] if first else found, plain)
@@ -205,13 +206,13 @@ async def _logs(connection: Connection, name: str, lines_max: int, follow: bool,
     return 0
 
 
-async def workers_of(visitor: Visitor, name: str) -> list[str]:
-    """The workers in which actors of this name live."""
+async def meant_by(visitor: Visitor, name: str) -> list[str]:
+    """The actors and workers of this name, as lines tell them."""
     if not name:
         return []
     found = await look(visitor)
-    actors = [one["worker"] for one in found["actors"]
-              if one["worker"] and (one["id"].startswith(name) or name in (one["name"].lower(), one["named"].lower()))]
+    actors = [one["id"][:TASK_DIGITS] for one in found["actors"]
+              if one["id"].startswith(name) or name in (one["name"].lower(), one["named"].lower())]
     named = [worker["worker_id"] for node in found["nodes"] for worker in node["workers"]
              if worker["worker_id"].startswith(name) or str(worker["pid"]) == name]
     return [*actors, *named]
@@ -222,13 +223,14 @@ def lines_of(one: dict[str, Any], places: dict[str, int]) -> Iterator[dict[str, 
     places[one["worker_id"]] = one["place"]
     for line in one["text"].removesuffix("\n").split("\n"):
         yield {"worker_id": one["worker_id"], "pid": one["pid"], "time": line[:12], "stream": line[13:16].strip(),
-               "task": line[17:29], "text": line[30:]}
+               "task": line[17:29], "actor": line[30:42], "text": line[43:]}
 
 
-def meant(line: dict[str, Any], name: str, workers: list[str]) -> bool:
+def is_meant(line: dict[str, Any], name: str, meant: list[str]) -> bool:
     """Whether the line is of what was named."""
-    return (not name or line["worker_id"] in workers or str(line["worker_id"]).startswith(name)
-            or str(line["task"]) == name[:12] or (len(name) < 12 and str(line["task"]).startswith(name)))
+    return (not name or line["actor"] in meant or str(line["pid"]) == name
+            or str(line["worker_id"]).startswith(name)
+            or any(str(line[one]).startswith(name[:TASK_DIGITS]) for one in ("task", "actor")))
 
 
 def show(lines: list[dict[str, Any]], plain: bool) -> None:

@@ -46,7 +46,8 @@ class Rehearsal(Sharing):
         if pending.answer is None and pending.verb in OF_OTHERS:
             self.answered(m.ShareAnswered(pending.number, "ok"))
         elif pending.answer is None and limit_s is None:
-            raise FlowError("the code waits for others, who do not run in a replay, and the record has no answer")
+            raise FlowError("the code waits for others, who do not run in a replay, and the record has no answer; what "
+                            "a task only looks at is in its record when it says flow.record(variable.get)")
         elif pending.answer is None:
             self.say(m.ShareGivenUp(pending.number))
 

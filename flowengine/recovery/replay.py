@@ -331,6 +331,7 @@ class ActorReplay:
         else:
             assert isinstance(start.value, m.Inline)
             self.instance, snapshot = state.unpack_inline(start.value.blob, self.kind)
+        self.stage.sharing.had(self.told.spec.id, snapshot.holds)
         return snapshot
 
     def construct(self, debugger: pdb.Pdb | None) -> None:

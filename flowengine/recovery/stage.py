@@ -439,7 +439,7 @@ class Stage:
         number = context.next_choice(kind)
         before = context.recorded.get((kind, number))
         if before is None and context.task in self.strict:
-            self.diverge(f"flow.{kind} number {number + 1} of {context.name}: the record has only {number}")
+            self.diverge(missing(context, kind, number))
         return before
 
     def choose_ready(
@@ -455,9 +455,18 @@ class Stage:
         return [oids[index] for index in chosen]
 
     def recorded_call(self, function: Callable[[], Any]) -> Any:
-        """The value that the function gave then."""
-        before = self.choice("record")
-        return function() if before is None else codec.from_inline(before)
+        """The value that the function gave then; one that raised is run again, as nothing was recorded of it."""
+        if self.context.is_recording():
+            return function()
+        context = self.context
+        number = context.next_choice("record")
+        before = context.recorded.get(("record", number))
+        if before is not None:
+            return codec.from_inline(before)
+        value = context.outside(function)
+        if context.task in self.strict:
+            self.diverge(missing(context, "record", number))
+        return value
 
     def time_is_over(self, oids: Sequence[bytes], timeout: float | None) -> None:
         """Every value is there."""
@@ -487,6 +496,11 @@ class Stage:
 
     def at_point(self, point: str, what: bytes = b"") -> None:
         """No harm is done to a replay."""
+
+
+def missing(context: Context, kind: str, number: int) -> str:
+    """The record has no choice of this number."""
+    return f"flow.{kind} number {number + 1} of {context.name}: the record has only {number}"
 
 
 def awaited(result: Any) -> Any:

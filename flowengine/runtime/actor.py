@@ -76,6 +76,7 @@ class Actor:
             else:
                 blob = pack_error(error, f"{self.push.spec.name}.__init__", traceback_text(error))
             session.in_user_code = False
+            session.membership.code_ended(False)  # it will not come again: the others need not wait for it
             session.step(HostReady(None, blob, tuple(self.states.passed_over)))
             queue.SimpleQueue[None]().get()  # its owner has the process killed
             return
@@ -100,6 +101,7 @@ class Actor:
             self.instance = cls(*args, **kwargs)
             return None
         self.instance, snapshot = restored
+        self.session.sharing.had(self.id, snapshot.holds)
         self.session.step(s.SeqsRestored(self.id, snapshot.seqs))
         self.session.step(EstateRestored(self.id, snapshot.estate, snapshot.seqs))
         self.session.at_point("actor.restored")
@@ -160,18 +162,19 @@ class Actor:
 
     async def serve_async(self) -> None:
         """Calls are coroutines on one loop; plain methods run on it too."""
-        loop = asyncio.get_running_loop()
-        jobs: asyncio.Queue[Any] = asyncio.Queue()
-        earlier, self.session.jobs = self.session.jobs, Handover(loop, jobs)  # type: ignore[assignment]
-        while not earlier.empty():
-            jobs.put_nowait(earlier.get())
-        running = self.session.jobs.running  # type: ignore[attr-defined]
+        session, handover = self.session, Handover(asyncio.get_running_loop())
+        with session.drive.lock:  # what is ordered meanwhile comes behind
+            earlier, session.jobs = session.jobs, handover  # type: ignore[assignment]
+            while not earlier.empty():
+                handover.take(earlier.get())
+            for order in session.stop_orders.values():
+                handover.interrupt(order)
         while True:
-            job = await jobs.get()
+            job = await handover.jobs.get()
             if isinstance(job, c.SaveState):
                 self.states.save(job.calls, self.instance, self.kind)
             elif job is not None:
-                call = running[job.push.spec.id] = AsyncCall(job)
+                call = handover.running[job.push.spec.id]
                 call.task = asyncio.create_task(self.call_async(call))
 
     async def call_async(self, call: AsyncCall) -> None:
@@ -181,6 +184,9 @@ class Actor:
         context = self.new_context(job)
         CALL.set(context)
         try:
+            call.begun = True
+            if call.stop:
+                raise asyncio.CancelledError
             self.at_call()
             method, args, kwargs = self.prepared(run)
             result = method(*args, **kwargs)
@@ -301,24 +307,32 @@ def is_last(over: CallEnded) -> bool:
 class Handover:
     """Looks like the queue of jobs, and puts them on an event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, jobs: asyncio.Queue[Any]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.jobs = jobs
-        self.running: dict[bytes, AsyncCall] = {}
+        self.jobs: asyncio.Queue[Any] = asyncio.Queue()
+        self.running: dict[bytes, AsyncCall] = {}  # those that have been ordered
 
     def put(self, job: Any) -> None:
         """From any thread."""
-        self.loop.call_soon_threadsafe(self.jobs.put_nowait, job)
+        self.loop.call_soon_threadsafe(self.take, job)
+
+    def take(self, job: Any) -> None:
+        """In the loop's thread; from here on a call can be stopped."""
+        if isinstance(job, c.RunTask):
+            self.running[job.push.spec.id] = AsyncCall(job)
+        self.jobs.put_nowait(job)
 
     def stop(self, order: c.Interrupt) -> None:
         """Cancel the coroutine of a call."""
-        self.loop.call_soon_threadsafe(self._stop, order)
+        self.loop.call_soon_threadsafe(self.interrupt, order)
 
-    def _stop(self, order: c.Interrupt) -> None:
+    def interrupt(self, order: c.Interrupt) -> None:
+        """In the loop's thread; a call that has yet to begin looks itself."""
         call = self.running.get(order.task)
-        if call is not None and call.task is not None:
+        if call is not None:
             call.stop = order.kind
-            call.task.cancel()
+            if call.begun and call.task is not None:
+                call.task.cancel()
 
     def move(self, order: c.StreamGo) -> None:
         """The reader of a call's items has taken some."""
@@ -337,6 +351,7 @@ class AsyncCall:
     def __init__(self, job: c.RunTask) -> None:
         self.job = job
         self.task: asyncio.Task[None] | None = None
+        self.begun = False  # a task that is cancelled before its first step would end without an answer
         self.stop = ""  # why it was told to stop
         self.taken = 0  # items that its reader has taken
         self.moved = asyncio.Event()

@@ -221,7 +221,8 @@ class ActorStates:
         assert executor is not None
         assert executor.host is not None
         with self.session.drive.lock:
-            return executor.host.snapshot(self.seqs(), self.session.owner.estate())
+            snapshot = executor.host.snapshot(self.seqs(), self.session.owner.estate())
+        return msgspec.structs.replace(snapshot, holds=self.session.sharing.held_by(self.id))
 
     def seqs(self) -> tuple[tuple[bytes, int], ...]:
         """The numbers of this actor's next calls to others."""

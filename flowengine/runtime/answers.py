@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from flowengine.core.ids import TASK_ID_BYTES
+from flowengine.core.ids import TASK_ID_BYTES, task_of
 from flowengine.core.memory_seen import owned
 from flowengine.core.messages import Asked
 from flowengine.core.owner_records import reply_told, told_by_host
@@ -105,6 +105,8 @@ def explained(session: Session, name: Any) -> list[str]:
         if host is not None and host.id.hex().startswith(digits[: 2 * TASK_ID_BYTES]):
             host.now = time.monotonic()
             texts.append(host.explain())
+    for oid, lines in zip(names, texts, strict=False):
+        lines += [f"waits for {told}" for told in session.waits_of(task_of(oid))]
     return ["\n  ".join(lines) for lines in texts if lines]
 
 

@@ -5,14 +5,31 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import queue
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from flowengine.collectives.speeds import Speed
 from flowengine.core import messages as m
-from flowengine.core.ids import child_id
-from flowengine.errors import FlowError
+from flowengine.core.ids import child_id, task_of
+from flowengine.core.owner_state import REACHED_OUT
+from flowengine.errors import BadValue, FlowError
 from flowengine.runtime.link import Endpoint
+
+
+class Uncounted(Iterator[int]):
+    """In place of a context's children while `flow.record` runs a function; other threads of the code count on."""
+
+    def __init__(self, children: Iterator[int]) -> None:
+        self.children = children
+        self.thread = threading.get_ident()
+
+    def __next__(self) -> int:
+        if threading.get_ident() == self.thread:
+            raise BadValue("a function that flow.record runs cannot submit, put or choose anything: a run after a "
+                           "crash does not call it again, and would take what comes later for that; do it outside, "
+                           "where it is the same in every run without flow.record")
+        return next(self.children)
 
 
 class Context:
@@ -29,6 +46,8 @@ class Context:
     began_us = 0  # on this host's monotonic clock
     shared = 0  # answers about locks, queues and the like that a run after a crash would get again
     shared_bytes = 0
+    own_actors: frozenset[bytes] = frozenset()  # that nobody else has unless the task hands them on
+    has_reached_out = False
 
     def __init__(self, task: bytes, name: str = "", attempt: int = 1, caller: str = "", depth: int = 0) -> None:
         self.task = task
@@ -36,7 +55,7 @@ class Context:
         self.attempt = attempt
         self.caller = caller
         self.depth = depth
-        self.children = itertools.count()
+        self.children: Iterator[int] = itertools.count()
         self.choices: dict[str, itertools.count[int]] = {}
         self.recorded: dict[tuple[str, int], bytes] = {}
         self.noted: list[tuple[str, int, bytes]] = []
@@ -46,8 +65,36 @@ class Context:
         """The name of the next child of the task."""
         return child_id(self.task, next(self.children))
 
+    def is_recording(self) -> bool:
+        """Whether this thread runs a function of `flow.record`."""
+        return type(self.children) is Uncounted and self.children.thread == threading.get_ident()
+
+    def outside(self, function: Callable[[], Any]) -> Any:
+        """Run a function that asks the outside world: it has no children and makes no choices."""
+        children = self.children
+        self.children = Uncounted(children)
+        try:
+            return function()
+        finally:
+            self.children = children
+
+    def reach_out(self) -> None:
+        """The task does what its result does not show: a program that is run again has to have it done again."""
+        if self.caller and self.actor is None and not self.has_reached_out:
+            self.has_reached_out = True
+            self.noted.append((*REACHED_OUT, b""))
+
+    def uses_actor(self, spec: m.TaskSpec) -> None:
+        """The code makes or calls an actor; one of its own ends with it."""
+        if spec.life is not None and not spec.life.name and not spec.life.detached:
+            self.own_actors |= {spec.id}
+        elif spec.actor is None or task_of(spec.actor.oid) not in self.own_actors:
+            self.reach_out()
+
     def next_choice(self, kind: str) -> int:
         """How many choices of this kind the task made before."""
+        if self.is_recording():
+            next(self.children)
         return next(self.choices.setdefault(kind, itertools.count()))
 
 

@@ -174,8 +174,7 @@ class DriverSession(Session):
         if self.closed:
             return
         self.end_code, self.end_reason = code, reason
-        for wake in list(self.waits.values()):
-            wake()
+        self.wake_all()
         self.values.give_up(reason)
 
     def check_open(self) -> None:
@@ -210,8 +209,12 @@ class DriverSession(Session):
 
     def why(self, oid: bytes) -> str:
         """One line about an object; what its task waits for among what the program keeps, too."""
-        waits = self.shared.keeper.waits_of(task_of(oid))
+        waits = self.waits_of(task_of(oid))
         return super().why(oid) + (f"; it waits for {', '.join(waits)}" if waits else "")
+
+    def waits_of(self, task: bytes) -> list[str]:
+        """What a task waits for among what the program keeps."""
+        return self.shared.keeper.waits_of(task)
 
     def share_told(self, peer: str, message: Any) -> None:
         """Code of this program asks for a lock, an item or the like."""
@@ -283,7 +286,8 @@ class DriverSession(Session):
         if threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self.interrupted)
+            self.handlers = {signal.SIGINT: self.interrupted}
+            signal.signal(signal.SIGINT, self.handlers[signal.SIGINT])
 
     def unguard_interrupts(self) -> None:
         """Give SIGINT back."""

@@ -47,25 +47,23 @@ class Within:
             else:
                 os.environ[name] = value
         if self.environment.working_dir:
+            self._forget_modules()  # while the folder is in sys.path, from which packages without a file know theirs
             if self.environment.working_dir in sys.path:
                 sys.path.remove(self.environment.working_dir)
-            self._forget_modules()
             os.chdir(self.folder)
 
     def _forget_modules(self) -> None:
         tops = [name for name, module in list(sys.modules.items()) if name not in self.modules and "." not in name
-                and is_of(getattr(module, "__file__", None), self.environment.working_dir)]
+                and is_of(module, self.environment.working_dir)]
         for name in list(sys.modules):
             if name.partition(".")[0] in tops and name not in self.modules:
                 del sys.modules[name]
 
 
-def is_of(file: str | None, folder: str) -> bool:
-    """Whether a module, or the package that it begins, lies right in the folder."""
-    if file is None:
-        return False
-    place, name = os.path.split(file)
-    return folder in (place, os.path.dirname(place) if name.startswith("__init__.") else place)
+def is_of(module: object, folder: str) -> bool:
+    """Whether a module, or a package with or without a file of its own, lies right in the folder."""
+    places = (getattr(module, "__file__", None), *(getattr(module, "__path__", None) or ()))
+    return folder in [os.path.dirname(place) for place in places if isinstance(place, str)]
 
 
 def inherited(own: Environment | None, outer: Environment | None) -> Environment | None:

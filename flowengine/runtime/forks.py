@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -22,6 +23,9 @@ def leave_session() -> None:
     session = Current.session
     if session is None:
         return
+    for number, handler in session.handlers.items():
+        if signal.getsignal(number) is handler:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     Current.session = None
     Current.forked = True
     session.closed = True  # so that nothing is ended at exit

@@ -95,6 +95,7 @@ class Membership:
 
     def sit(self, group: Group) -> None:
         """Ask for the group's seat; nobody waits yet."""
+        self.session.context.reach_out()
         for number, member in list(self.members.items()):
             other = member()
             if other is None or (other.name, other.home, other.rank) == (group.name, group.home, group.rank):
@@ -192,7 +193,7 @@ class Membership:
             blob = given.blob()
         return m.StepGiven(place.group, step, place.rank, call.header, blob, oid, place.epoch)
 
-    def give_nothing(self, group: Group, step: Step, error: FlowError) -> None:
+    def give_nothing(self, group: Group, step: Step, error: Exception) -> None:
         """The step cannot be done from here: the others hear of it as of any other difference."""
         place, header = group.place, m.Header(f"nothing ({type(error).__name__}: {error})")
         given = m.StepGiven(place.group, step, place.rank, header, epoch=place.epoch)

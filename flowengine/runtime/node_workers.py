@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
+import re
 import signal
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -36,22 +38,32 @@ STOPPED_STATES = "TtZ"
 LOOPBACK = "127.0.0.1"
 STOP_LOOK_S = 0.0002  # until a stop signal has come through
 STOP_LOOKS_MAX = 50
+SIGNATURE = re.compile(rb"\x1e([0-9a-f]*)\.([0-9a-f]*)\.([0-9a-f]*)\x1e")  # see notes.Signed
 
 Step = Callable[[Message], None]
 Say = Callable[..., None]  # (word for the launcher, descriptors that go with it)
 Forward = Callable[[str, LogLines], None]  # (worker id, what it printed)
 
 
+class Printer(NamedTuple):
+    """Who printed a line: task and actor in hex, name; all "" where that was not said."""
+
+    task: str = ""
+    actor: str = ""
+    name: str = ""
+
+
 class Lines:
-    """Cuts one output stream of a worker into lines."""
+    """Cuts one output stream of a worker into lines, and tells who printed each."""
 
     def __init__(self, fd: int, stream: str, chars_max: int) -> None:
         self.fd = fd
         self.stream = stream
         self._chars_max = chars_max
         self._rest = b""
+        self._printer = Printer()
 
-    def read(self) -> tuple[list[str], bool]:
+    def read(self) -> tuple[list[tuple[Printer, str]], bool]:
         """The lines that are complete now, and whether more may be there."""
         try:
             part = os.read(self.fd, READ_BYTES)
@@ -64,12 +76,24 @@ class Lines:
             whole.append(rest)
             rest = b""
         self._rest = rest
-        return [self._text(line) for line in whole], len(part) == READ_BYTES
+        return [self._told(line) for line in whole], len(part) == READ_BYTES
 
-    def last(self) -> list[str]:
+    def last(self) -> list[tuple[Printer, str]]:
         """What was printed without an end of line."""
         rest, self._rest = self._rest, b""
-        return [self._text(rest)] if rest else []
+        told = self._told(rest)
+        return [told] if told[1] else []
+
+    def _told(self, line: bytes) -> tuple[Printer, str]:
+        if b"\x1e" not in line:
+            return self._printer, self._text(line)
+        parts, by = SIGNATURE.split(line), self._printer
+        for at in range(1, len(parts), 4):
+            task, actor, name = (part.decode() for part in parts[at : at + 3])
+            self._printer = Printer(task, actor, bytes.fromhex(name).decode("utf-8", "replace"))
+            by = self._printer if parts[at + 3] else by
+        text = b"".join(parts[::4])
+        return by if text else self._printer, self._text(text)
 
     def _text(self, line: bytes) -> str:
         text = line.decode("utf-8", "replace").removesuffix("\r")
@@ -86,6 +110,7 @@ class Process:
         self.open = list(streams)
         self.kept: deque[str] = deque(maxlen=kept)
         self.pid = 0
+        self.actor = ""  # that has printed
 
     def running(self) -> tuple[bytes, int, str]:
         """The task that it runs, its attempt and name; empty when it runs none."""
@@ -254,13 +279,15 @@ class Workers:
         os.close(lines.fd)
         self._tell(process, lines, lines.last())
 
-    def _tell(self, process: Process, lines: Lines, text: list[str]) -> None:
-        if not text:
-            return
-        process.kept.extend(text)
-        task, _, noted = process.running()
-        name = noted or "worker"
-        self.logs.keep(process.worker_id, process.pid, task.hex(), (lines.stream, text))
-        where = "" if self.template.host == LOOPBACK else f" on {self.template.host}"
-        source = f"{name} pid={process.pid}{where}"
-        self._forward(process.worker_id, LogLines(source, lines.stream, tuple(text)))
+    def _tell(self, process: Process, lines: Lines, told: list[tuple[Printer, str]]) -> None:
+        for by, those in itertools.groupby(told, lambda line: line[0]):
+            text = [line for _, line in those]
+            process.kept.extend(text)
+            process.actor = by.actor or process.actor
+            if not by.task:  # what its code has started prints too
+                task, _, name = process.running()
+                by = Printer(task.hex(), process.actor, name)
+            self.logs.keep(process.worker_id, process.pid, (by.task, by.actor), (lines.stream, text))
+            where = "" if self.template.host == LOOPBACK else f" on {self.template.host}"
+            source = f"{by.name or 'worker'} pid={process.pid}{where}"
+            self._forward(process.worker_id, LogLines(source, lines.stream, tuple(text)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from flowengine.errors import (
     FlowError,
     ObjectLost,
     OutOfDisk,
+    SerializationError,
     StoreFull,
     TaskCancelled,
     TaskTimeout,
@@ -179,7 +181,13 @@ class Run:
     def pack(self, result: Any) -> tuple[m.Value, ...]:
         spec = self.spec
         if spec.num_returns == 1:
-            return (self.pack_one(0, result),)
+            try:
+                return (self.pack_one(0, result),)
+            except SerializationError as error:
+                if isinstance(result, (types.GeneratorType, types.AsyncGeneratorType)):
+                    hint = 'num_returns="stream" sends its items as they come'
+                    raise SerializationError(f"{spec.name} gave a generator, which cannot be sent: {hint}") from error
+                raise
         if spec.num_returns == 0:
             return ()
         results = as_results(result, spec.num_returns, spec.name)
@@ -243,9 +251,12 @@ class Run:
         return ()
 
     def done(self, values: tuple[m.Value, ...]) -> m.TaskDone:
-        self.leave(False)
         session = self.session
         context = session.context
+        parent = session.owner.parents.get(self.spec.id) if context.is_parent else None
+        if parent is not None and parent.reaches_out:
+            context.reach_out()
+        self.leave(False)
         recorded = (*self.push.recorded, *context.noted) if context.noted or self.push.recorded else ()
         items = self.items if self.spec.num_returns < 0 else 0
         return m.TaskDone(

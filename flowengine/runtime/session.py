@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -74,6 +75,7 @@ class Session(Hearing):
         self.context = Context(os.urandom(16))
         self.masked = 0  # the main thread is inside of the engine: signals wait
         self.pending_signal: BaseException | None = None
+        self.handlers: dict[int, Callable[[int, FrameType | None], None]] = {}  # of signals, as set in this process
         self.main_thread = threading.main_thread().ident
         self.local = threading.local()
         self.closed = False
@@ -159,8 +161,7 @@ class Session(Hearing):
         bug = error if isinstance(error, EngineBug) else EngineBug(f"{type(error).__name__}: {error}")
         bug.story = tuple(self.owner.journal.story(getattr(event, "task", b"") or getattr(event, "oid", b""), 50))
         self.bug = bug
-        for wake in list(self.waits.values()):
-            wake()
+        self.wake_all()
 
     # --- stepping ---------------------------------------------------------------------------------
 
@@ -225,9 +226,10 @@ class Session(Hearing):
     def on_lost(self, peer: str, reason: str) -> None:
         """A peer is gone for good; if it was only cut off, it comes back under its own address."""
         self.endpoint.forgive(peer)
-        if self.node:  # else there are no machines yet
-            self.drive.lost(peer, reason)
         self.questions.lost(peer, reason)
+        if not self.node:
+            return  # there are no machines yet: the head is asked for a node
+        self.drive.lost(peer, reason)
         self.courses.lost((peer,), reason)
         self.membership.lost(peer, reason)
         self.sharing.lost(peer)
@@ -241,6 +243,13 @@ class Session(Hearing):
         number = next(self.waiter_ids)
         self.waits[number] = lock.release
         return number, lock
+
+    def wake_all(self) -> None:
+        """Nothing more will come: wake everybody who waits, each once, whoever else does so at the same time."""
+        for number in list(self.waits):
+            wake = self.waits.pop(number, None)
+            if wake is not None:
+                wake()
 
     def block(self, number: int, lock: Any, deadline: float | None, soon_s: float = 0.0) -> bool:
         """Wait for the lock; False when the time is over. An interrupt comes through and the wait is forgotten.
@@ -343,6 +352,10 @@ class Session(Hearing):
         """One line about an object."""
         return self.owner.why(oid)
 
+    def waits_of(self, task: bytes) -> list[str]:
+        """What a task waits for of locks, queues and the like; known where these are kept."""
+        return []
+
     # --- submitting, storing, choosing ------------------------------------------------------------
 
     def submit(self, spec: m.TaskSpec, blob: bytes | None) -> None:
@@ -390,11 +403,13 @@ class Session(Hearing):
     def recorded_call(self, function: Callable[[], Any]) -> Any:
         """Run the function once per task, however often the task runs."""
         context = self.context
+        if context.is_recording():
+            return function()
         number = context.next_choice("record")
         before = context.recorded.get(("record", number))
         if before is not None:
             return codec.from_inline(before)
-        value = function()
+        value = context.outside(function) if context.caller or context.is_job else function()
         self.note("record", number, codec.to_inline(codec.pack(value)))
         return value
 
@@ -544,8 +559,7 @@ class Session(Hearing):
         self.closed = True
         if Current.session is self:
             Current.session = None
-        for wake in list(self.waits.values()):
-            wake()
+        self.wake_all()
         self.callbacks.close()
         if self.session_name:
             self.values.give_up("the session has ended")

@@ -62,7 +62,7 @@ class Pending:
 
 
 class Hold(NamedTuple):
-    """A lock that code of this process has; token 0: of a call that is done again, which had it then."""
+    """A lock that code of this process has; token 0: that an actor had in an earlier process."""
 
     token: int
     shown: int
@@ -89,13 +89,15 @@ class Sharing:
         who = "the program" if not context.caller else f"{context.name} {short(context.task)}"
         root = bytes.fromhex(context.driver.partition(" ")[2]) if context.caller else b""
         code = context.actor or context.task
-        return m.ShareAsked(0, name, kind, verb, code=code, root=root, who=who, **more)
+        call = context.task if context.actor else b""
+        return m.ShareAsked(0, name, kind, verb, code=code, root=root, who=who, call=call, **more)
 
     def key(self, change: str, items: Sequence[m.SharedItem]) -> bytes:
         """Of a change that the running code makes: the same when it runs again after a crash and makes the same one."""
         context = self.session.context
         if not context.caller:
             return b""
+        context.reach_out()
         what = hashlib.blake2b(context.new_child() + change.encode(), digest_size=TASK_ID_BYTES)
         for item in items:
             what.update(b"%d:" % item.size_bytes + item.blob)
@@ -277,6 +279,10 @@ class Sharing:
         context = self.session.context
         if not context.caller or not (takes or is_actor(context)) or self.is_beyond(context):
             return -1, None
+        if context.is_recording() and not takes:
+            return -1, None  # it is a part of what flow.record keeps
+        if takes:
+            context.reach_out()
         number = context.next_choice("share")
         return number, context.recorded.get(("share", number))
 
@@ -285,13 +291,14 @@ class Sharing:
         if number < 0:
             return
         session, context = self.session, self.session.context
-        session.note("share", number, msgspec.msgpack.encode(answer))
         if not is_actor(context):
             context.shared += 1
             context.shared_bytes += sum(len(item.blob) * RECORD_WEIGHT or item.size_bytes for item in answer.items)
             if context.shared >= REPEATED_MAX or context.shared_bytes >= REPEATED_BYTES_MAX:
                 context.shared = REPEATED_MAX + 1
                 session.note("shared too much", 0, b"")
+                return
+        session.note("share", number, msgspec.msgpack.encode(answer))
 
     def is_repeated(self) -> bool:
         """Whether the running call has been answered before, and is done again to restore the state of its actor."""
@@ -342,7 +349,23 @@ class Sharing:
     def hold(self, name: str, token: int, shown: int) -> None:
         """The running code has a lock."""
         context = self.session.context
-        self.holds.setdefault(name, []).append(Hold(token, shown, context.actor or context.task, self.me()))
+        self.have(name, Hold(token, shown, context.actor or context.task, self.me()))
+
+    def have(self, name: str, hold: Hold) -> None:
+        """What an earlier process had does not count any more once the code takes the same anew."""
+        holds = self.holds.setdefault(name, [])
+        for was in [one for one in holds if hold.token and not one.token and one.code == hold.code]:
+            holds.remove(was)
+        holds.append(hold)
+
+    def held_by(self, code: bytes) -> tuple[tuple[str, int], ...]:
+        """What an actor has, for its next process: names and tokens."""
+        return tuple([(name, one.shown) for name, holds in self.holds.items() for one in holds if one.code == code])
+
+    def had(self, code: bytes, holds: tuple[tuple[str, int], ...]) -> None:
+        """An earlier process of the actor had these."""
+        for name, shown in holds:
+            self.have(name, Hold(0, shown, code, self.me()))
 
     def let_go(self, name: str, hold: Hold) -> None:
         """It has it no more."""

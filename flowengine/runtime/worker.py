@@ -28,7 +28,7 @@ from flowengine.runtime.actor_threads import CallThreads, stop_error
 from flowengine.runtime.context import Context
 from flowengine.runtime.drive import Drive
 from flowengine.runtime.forks import guard_forks
-from flowengine.runtime.notes import note_running, open_note
+from flowengine.runtime.notes import note_running, open_note, signed
 from flowengine.runtime.process import place_of
 from flowengine.runtime.run import Run
 from flowengine.runtime.session import Session
@@ -235,6 +235,8 @@ class WorkerSession(Session):
         """A new task of the running one, which is a parent from now on."""
         if not self.context.is_parent:
             self.begin_parent()
+        if spec.actor is not None or spec.life is not None:
+            self.context.uses_actor(spec)
         super().submit(spec, blob)
 
     def note(self, kind: str, number: int, payload: bytes) -> None:
@@ -260,9 +262,14 @@ class WorkerSession(Session):
 
     def work(self) -> None:
         """The main thread's life."""
-        signal.signal(INTERRUPT_SIGNAL, self.on_interrupt)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda number, frame: self.jobs.put(None))
+        # Functions, and not SIG_IGN: programs that user code starts do not inherit them.
+        self.handlers = {
+            INTERRUPT_SIGNAL: self.on_interrupt,
+            signal.SIGINT: lambda number, frame: None,
+            signal.SIGTERM: lambda number, frame: self.jobs.put(None),
+        }
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
         while True:
             job = self.jobs.get()
             if not isinstance(job, c.RunTask):
@@ -326,6 +333,7 @@ def main(settings: WorkerSettings) -> int:
     """The life of a worker process."""
     sys.setswitchinterval(0.001)
     session = WorkerSession(settings)
+    sys.stdout, sys.stderr = signed(1, session), signed(2, session)
     session.open(settings.node)
     session.work()
     session.step(s.Leaving())

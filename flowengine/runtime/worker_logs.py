@@ -24,7 +24,7 @@ def logs_folder(state_dir: str, session: str, pid: int) -> str:
 class WorkerLog:
     """One worker's file, and the one before; together they have at most `bytes_max`. Places count from its first byte.
 
-    A line has the time, the stream, the task that ran (or dashes), and the text.
+    A line has the time, the stream, the task and the actor that printed it (or dashes), and the text.
     """
 
     def __init__(self, path: str, bytes_max: int) -> None:
@@ -37,11 +37,11 @@ class WorkerLog:
         self._first = 0  # of the oldest byte that is kept
         self._file: BinaryIO | None = None
 
-    def write(self, stream: str, task: str, lines: Sequence[str]) -> None:
-        """Add lines that a task printed."""
+    def write(self, stream: str, task_actor: tuple[str, str], lines: Sequence[str]) -> None:
+        """Add lines that a task printed, perhaps a call of an actor."""
         now = time.time()
         head = f"{time.strftime('%H:%M:%S', time.localtime(now))}.{int(now * 1000) % 1000:03d} {stream:3} "
-        head += (task[:TASK_DIGITS] or "-" * TASK_DIGITS) + " "
+        head += "".join([f"{one[:TASK_DIGITS] or '-' * TASK_DIGITS} " for one in task_actor])
         text = "".join([f"{head}{line}\n" for line in lines]).encode("utf-8", "backslashreplace")
         if self._file is not None and self.end - self._began + len(text) > self.half_bytes:
             self._file.close()
@@ -98,7 +98,9 @@ class WorkerLogs:
         self.bytes_max = bytes_max
         self.logs: dict[str, WorkerLog] = {}
 
-    def keep(self, worker_id: str, pid: int, task: str, stream_lines: tuple[str, Sequence[str]]) -> None:
+    def keep(
+        self, worker_id: str, pid: int, task_actor: tuple[str, str], stream_lines: tuple[str, Sequence[str]]
+    ) -> None:
         """Lines of a worker."""
         if not self.bytes_max:
             return
@@ -107,7 +109,7 @@ class WorkerLogs:
             log = self.logs[worker_id] = WorkerLog(os.path.join(self.folder, f"{worker_id}.log"), self.bytes_max)
         log.pid = pid
         with contextlib.suppress(OSError):  # a full disk must not end the node
-            log.write(stream_lines[0], task, stream_lines[1])
+            log.write(stream_lines[0], task_actor, stream_lines[1])
 
     def ended(self, worker_id: str) -> None:
         """The worker has ended; of many that have, the oldest are not kept."""

@@ -60,6 +60,10 @@ class Member(Policy, frozen=True, kw_only=True):
                 )
         return in_bundle(shape, bundle_name(self.bundles.id, self.index)), ()
 
+    def renames(self) -> bool:
+        """What others need besides is not of the bundle."""
+        return True
+
     def turn(self, plan: Any) -> Policy:
         """The owner of the call knows the gang from now on."""
         session: Session = plan.session
@@ -188,6 +192,7 @@ class PlacementGroup(Bundles):
     def remove(self) -> None:
         """Give everything back: members that run are stopped, those that wait fail with TaskCancelled (ActorDied)."""
         current_session().ask_head("bundles.remove", self.id)
+        self._ready = None  # what it told is not true any more
 
     def __enter__(self) -> PlacementGroup:
         return self
@@ -258,7 +263,9 @@ def bundle_shape(index: int, bundle: Any) -> Shape:
         most = options.NAME_CHARS_MAX
         if not name or len(name) > most or "@" in name or not name.isprintable():
             raise BadValue(f"{where} has a bad name {name[:40]!r}: 1 to {most} printable characters without '@'")
-        pairs.append((name, options.real(f"{where}[{name!r}]", amount, 0, options.AMOUNT_MAX)))
+        label = f"{where}[{name!r}]"
+        real = options.gpus(label, amount) if name == "GPU" else options.real(label, amount, 0, options.AMOUNT_MAX)
+        pairs.append((name, real))
     shape = shape_of(units_of(tuple(sorted(pairs))))
     if not shape:
         raise BadValue(f"{where} must have an amount above 0, not {dict(bundle)!r}")

@@ -68,6 +68,10 @@ class Policy(msgspec.Struct, frozen=True, cache_hash=True):
     def submitted(self, session: Any, oid: bytes) -> None:
         """A call with this policy was submitted; oid: its first result, or what stands for its actor."""
 
+    def renames(self) -> bool:
+        """Whether it has to see the call's own amounts, before others add theirs: it gives them other names."""
+        return any(other.renames() for other in self.alternatives)
+
     def hooked(self) -> bool:
         """Whether each call has to ask the policy."""
         mine = type(self)
@@ -115,6 +119,10 @@ class Parts(Policy, frozen=True, kw_only=True):
         for part in self.parts:
             part.submitted(session, oid)
 
+    def renames(self) -> bool:
+        """Whether a part gives the call's own amounts other names."""
+        return any(part.renames() for part in self.parts)
+
     def hooked(self) -> bool:
         """Whether a part has to be asked for each call."""
         return any(part.hooked() for part in self.parts)
@@ -127,9 +135,9 @@ class Both(Parts, frozen=True, kw_only=True):
         return " & ".join(f"({part!r})" if isinstance(part, Either) else repr(part) for part in self.parts)
 
     def ways(self, shape: Shape) -> tuple[Way, ...]:
-        """All combinations that are possible, in the order of the first part."""
+        """All combinations that are possible, in the order of the first part (of bundles, if one is on those)."""
         found = [Way(shape)]
-        for part in self.parts:
+        for part in sorted(self.parts, key=lambda part: not part.renames()):
             found = [both for way in found for more in part.ways(way.shape) if (both := together(way, more))]
         if not found:
             raise BadValue(f"placement: no node is allowed by all of {self!r}")
@@ -180,6 +188,7 @@ def check_nodes(where: str, nodes: Any) -> None:
     for name in nodes:
         if not isinstance(name, str):
             raise BadType(f"{where} nodes as {LIKE_NODES}, not with {name!r}")
+        check_text(f"{where} nodes that", name)
     if ANYWHERE in nodes[:-1]:
         raise BadValue(f"{where} {ANYWHERE!r}, anywhere else, only at the end of nodes, not {nodes!r}")
 
@@ -193,6 +202,16 @@ def check_amounts(where: str, needs: Any) -> None:
             raise BadType(f"{where} needs as {LIKE_AMOUNTS}, not with {pair!r}")
         if not pair[0] or not 0 <= pair[1] < math.inf:
             raise BadValue(f"{where} needs with names and finite amounts from 0, not {pair!r}")
+        check_text(f"{where} needs with names that", pair[0])
+
+
+def check_text(where: str, text: str) -> str:
+    """The text; raises BadValue when it has halves of characters (surrogates), which no message can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadValue(f"{where} must be text that can be written in UTF-8, not {text[:40]!r}") from error
+    return text
 
 
 def is_real(value: Any) -> bool:
@@ -299,6 +318,7 @@ def fair_share(name: str, weight: float = 1.0, parent: Policy | None = None) -> 
     """
     if not isinstance(name, str) or not name:
         raise BadType(f"the name of a share is a string, not {name!r}")
+    check_text("the name of a share", name)
     if isinstance(weight, bool) or not isinstance(weight, (int, float)):
         raise BadType(f"weight must be a number, not {weight!r}")
     if not WEIGHT_MIN <= weight <= 1 / WEIGHT_MIN:

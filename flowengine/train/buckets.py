@@ -32,12 +32,16 @@ class Buckets:
         self.sent = 0
 
     def arrived(self, item: int) -> list[int]:
-        """An item is there; gives the buckets to send now."""
+        """An item is there; gives the buckets to send now. An item that comes again makes all be sent once more."""
+        again: list[int] = []
+        if item not in self.missing[self.bucket_of[item]]:
+            again = self.rest()  # each round sends all, so that all ranks send alike
+            self.begin()
         self.missing[self.bucket_of[item]].discard(item)
         first = self.sent
         while self.sent < len(self.buckets) and not self.missing[self.sent]:
             self.sent += 1
-        return list(range(first, self.sent))
+        return [*again, *range(first, self.sent)]
 
     def rest(self) -> list[int]:
         """Nothing more comes; gives the buckets that were not sent."""

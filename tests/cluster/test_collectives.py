@@ -64,6 +64,11 @@ class Member:
         return self.group
 
 
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise ZeroDivisionError
+
+
 def members(name: str, size: int, actor: dict[str, Any] | None = None, **options: Any) -> list[Any]:
     return [Member.options(**actor or {}).remote(name, size, rank, **options) for rank in range(size)]
 
@@ -176,6 +181,11 @@ def test_what_cannot_be_given_fails_for_all_at_once_and_the_next_step_works() ->
         flow.get(refs[0], timeout=PATIENCE_S)
     with pytest.raises(flow.CollectiveMismatch, match="rank 0: nothing"):
         flow.get(refs[1], timeout=PATIENCE_S)
+    refs = [group[0].do.remote("allreduce", Unspeakable()), group[1].do.remote("allreduce", np.ones(1))]
+    with pytest.raises(ZeroDivisionError):
+        flow.get(refs[0], timeout=PATIENCE_S)
+    with pytest.raises(flow.CollectiveMismatch, match="rank 0: nothing"):
+        flow.get(refs[1], timeout=PATIENCE_S)
     for op, value in (("min", np.ones(2) * 1j), ("sum", np.array(["a"])), ("sum", np.array([None]))):
         for ref in [member.do.remote("allreduce", value, op) for member in group]:
             with pytest.raises(flow.UsageError, match=r"not defined|no order"):
@@ -185,7 +195,7 @@ def test_what_cannot_be_given_fails_for_all_at_once_and_the_next_step_works() ->
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (("x", 0, 0), "world_size"), (("x", 2, 2), "rank"), (("x", 2, -1), "rank"), ((3, 1, 0), "name"),
-    (("", 1, 0), "name"),
+    (("", 1, 0), "name"), (("half a \ud800", 1, 0), "printable"),
 ])  # fmt: skip
 def test_seats_that_cannot_be(arguments: Any, words: str) -> None:
     with pytest.raises(flow.UsageError, match=words):
@@ -212,10 +222,24 @@ def test_a_rank_that_does_not_join_is_named() -> None:
         flow.collectives.join("not all", 2, 0, timeout_s=0.3)
 
 
+def test_who_cannot_be_made_after_it_has_joined_is_not_waited_for() -> None:
+    @flow.remote(num_cpus=0)
+    class Unmade:
+        def __init__(self) -> None:
+            self.group = flow.collectives.join("unmade", 2, 1)
+            raise KeyError("no weights")
+
+    one = Member.remote("unmade", 2, 0)
+    other = Unmade.remote()
+    with pytest.raises(flow.MemberLost, match="rank 1"):
+        flow.get(one.step.remote(), timeout=PATIENCE_S / 2)  # less than the group's limit
+    del other
+
+
 def test_a_group_is_used_by_its_member_alone() -> None:
     [member] = members("mine", 1)
     group = flow.get(member.itself.remote(), timeout=PATIENCE_S)
-    with pytest.raises(flow.UsageError, match="only the actor or task that joined"):
+    with pytest.raises(flow.BadValue, match="only the actor or task that joined"):
         group.barrier()
 
 

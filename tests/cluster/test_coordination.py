@@ -11,6 +11,7 @@ import threading
 import pytest
 
 import flowengine as flow
+from flowengine.runtime.answers import explained
 from tests.cluster.kit import until
 
 pytestmark = pytest.mark.cluster
@@ -214,6 +215,7 @@ def test_what_a_queue_raises():
 
 @pytest.mark.parametrize("make", [
     lambda: flow.Lock(3), lambda: flow.Lock(""), lambda: flow.Lock("~x"), lambda: flow.Queue(-1),
+    lambda: flow.Lock("half a \udc80"),
     lambda: flow.Queue(1.5),
     lambda: flow.Queue(1, 2), lambda: flow.Semaphore(0), lambda: flow.Event(b"e"), lambda: flow.Variable(7),
     lambda: flow.Queue(maxsize="3"), lambda: flow.Lock().acquire(timeout=-1), lambda: flow.Queue().get(timeout="1"),
@@ -352,6 +354,36 @@ def test_an_actor_may_hold_a_lock_over_calls():
     flow.Lock("kept").release()
 
 
+@pytest.mark.parametrize("checkpoint", ["never", 1])
+def test_an_actor_that_comes_back_has_lost_its_lock(checkpoint):
+    """Whether a checkpoint came between or not; and it sees the same when it comes back once more."""
+
+    @flow.remote(checkpoint=checkpoint)
+    class Owner:
+        def __init__(self):
+            self.lock, self.lost = flow.Lock("lost with its process"), 0
+
+        def take(self):
+            return self.lock.acquire()
+
+        def give(self):
+            try:
+                self.lock.release()
+            except flow.LockLost:
+                self.lost += 1
+            return self.lost
+
+    owner, lock = Owner.remote(), flow.Lock("lost with its process")
+    token = flow.get(owner.take.remote())
+    for number in (1, 2, 3):
+        flow.chaos.kill_worker(of=owner)
+        with lock:
+            assert lock.token > token
+        assert flow.get(owner.give.remote()) == number
+        token = flow.get(owner.take.remote())
+    assert flow.get(owner.give.remote()) == 3
+
+
 def test_events_and_variables():
     @flow.remote
     def relay(event, cell):
@@ -464,10 +496,14 @@ def test_a_frozen_holder_that_comes_back_releases_nothing_of_others():
     lock, session = flow.Lock(), flow.refs.Current.session
 
     @flow.remote
+    def opened(gate):
+        return gate.wait(NOW_S)
+
+    @flow.remote
     def lose_it(lock, began, go_on):
         lock.acquire()
         began.set()
-        assert go_on.wait(NOW_S)
+        assert flow.get(go_on[0])  # another process waits: what this one waits for is forgotten with it
         try:
             lock.release()
         except flow.LockLost as error:
@@ -475,7 +511,7 @@ def test_a_frozen_holder_that_comes_back_releases_nothing_of_others():
         return ""
 
     began, go_on = flow.Event(), flow.Event()
-    ref = lose_it.remote(lock, began, go_on)
+    ref = lose_it.remote(lock, began, [opened.remote(go_on)])
     assert began.wait(NOW_S)
     holder = next(iter(session.shared.keeper.machine.entries["lock", lock.name].holds.values()))
     session.shared.keeper.lost(holder.peer)
@@ -527,6 +563,8 @@ def test_it_is_clear_why_a_task_waits():
 
     ref = late.remote()
     until(lambda: "lock 'told', which hold" in repr(ref))
+    (text,) = explained(flow.refs.Current.session, ref.hex())
+    assert "waits for lock 'told', which hold" in text
     flow.cancel(held)
     flow.get(ref)
 

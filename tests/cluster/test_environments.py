@@ -85,12 +85,15 @@ def test_modules_of_a_working_folder_are_its_own(tmp_path):
     @flow.remote
     def number():
         import a_module_of_the_folder  # type: ignore[import-not-found]
+        import a_package_of_the_folder.part  # type: ignore[import-not-found]
 
+        assert a_package_of_the_folder.part.NUMBER == a_module_of_the_folder.NUMBER
         return a_module_of_the_folder.NUMBER
 
     for name in ("1", "2"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "a_module_of_the_folder.py").write_text(f"NUMBER = {name}")
+        (tmp_path / name / "a_package_of_the_folder").mkdir(parents=True)  # without a file of its own
+        for module in ("a_module_of_the_folder.py", "a_package_of_the_folder/part.py"):
+            (tmp_path / name / module).write_text(f"NUMBER = {name}")
     made = [number.options(working_dir=tmp_path / name).remote() for name in ("1", "2", "1")]
     assert flow.get(made) == [1, 2, 1]
     with pytest.raises(ModuleNotFoundError):

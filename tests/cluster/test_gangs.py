@@ -177,6 +177,8 @@ def test_a_group_is_there_until_it_is_removed(engine):
         assert flow.get(members(group, rank), timeout=20) == [0, 1]
     until(all_free)
     assert "removed" in repr(group)
+    with pytest.raises(flow.TaskCancelled, match="was removed"):
+        group.wait(20)
 
 
 def test_when_a_group_is_removed_its_members_end_with_the_reason(engine):
@@ -235,6 +237,7 @@ def test_a_group_can_be_passed_on(engine):
     ([{"CPU": "many"}], "PACK", TypeError, "bundle 0"),
     ([{"CPU": float("nan")}], "PACK", ValueError, "finite"),
     ([{"num_cpus": 1}], "PACK", ValueError, "'CPU'"),
+    ([{"GPU": 1.5}], "PACK", ValueError, "part of one GPU"),
     ([{"a@b": 1}], "PACK", ValueError, "without '@'"),
     ([{"CPU": 1}], "TIGHT", ValueError, "STRICT_PACK"),
 ])  # fmt: skip

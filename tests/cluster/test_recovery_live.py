@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -228,3 +230,60 @@ def test_code_that_never_lets_go_of_the_interpreter_has_a_time_limit_too():
 
     with pytest.raises(flow.TaskTimeout):
         flow.get(holds.remote(), timeout=20)
+
+
+def test_what_is_recorded_takes_no_place_of_what_a_new_run_finds():
+    @flow.remote
+    def double(number):
+        return 2 * number
+
+    @flow.remote
+    class Adder:
+        def add(self, number):
+            return number + 100
+
+    def refused(function):
+        try:
+            return flow.record(function)
+        except flow.BadValue as error:
+            return "cannot submit" in str(error)
+
+    def looks(limit, jobs, adder):
+        tried = [refused(function) for function in (lambda: double.remote(1), lambda: adder.add.remote(1), jobs.get,
+                                                    lambda: jobs.put(1), lambda: flow.put(1), flow.rng)]
+        seen = flow.record(lambda: flow.record(limit.get))
+        return tried, seen, jobs.get(), flow.get(double.remote(4)), flow.get(adder.add.remote(4))
+
+    @flow.remote
+    def dies_once(limit, jobs, adder):
+        found = looks(limit, jobs, adder)
+        if flow.context().attempt == 1:
+            limit.set("late")
+            flow.commit()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    @flow.remote
+    class Looker:
+        def __init__(self):
+            self.found = None
+
+        def look(self, limit, jobs, adder):
+            self.found = looks(limit, jobs, adder)
+
+        def get(self):
+            return self.found
+
+    limit, jobs, adder = flow.Variable(), flow.Queue(), Adder.remote()
+    limit.set("early")
+    jobs.put_many(["first", "second", "third"])
+    expected = ([True] * 6, "early", "first", 8, 104)
+    ref = dies_once.remote(limit, jobs, adder)
+    assert flow.get(ref) == expected
+    assert flow.replay(ref, debug=False) == expected
+    looker = Looker.options(checkpoint="never").remote()
+    flow.get(looker.look.remote(limit, jobs, adder))
+    limit.set("later")
+    flow.chaos.kill_worker(of=looker)
+    assert flow.get(looker.get.remote()) == ([True] * 6, "late", "second", 8, 104)
+    assert jobs.get() == "third"

@@ -501,5 +501,5 @@ def test_what_cannot_be_replayed(tmp_path):
         again(ref, call=3)
     with pytest.raises(flow.BadType, match="a ref, an actor's handle or an id"):
         again(3)
-    with pytest.raises(flow.UsageError, match="for the program"):
+    with pytest.raises(flow.BadValue, match="for the program"):
         flow.get(flow.remote(lambda: flow.replay("0123456789ab", debug=False)).remote())

@@ -89,6 +89,10 @@ def test_places(resource):
     ("", 1, None, "1 to 1000 characters"),
     ("x" * 1001, 1, None, "1 to 1000 characters"),
     ("a@b", 1, None, "'@'"),
+    ("a\0b", 1, None, "printable"),
+    ("\ud800", 1, None, "printable"),
+    ("x", 1, "\ud800", "node must be text"),
+    ("x", 1, {"\ud800": 1}, "node must have names"),
     ("memory", 1, None, "memory"),
     ("x", True, None, "amount must be a number"),
     ("x", float("-inf"), None, "amount must be a finite number"),
@@ -177,6 +181,26 @@ def test_a_more_urgent_task_of_another_shape_gets_the_lock_between_two_others(re
     urgent = work.options(resources={resource: 1}, num_cpus=1, priority=5).remote()
     flow.get(urgent, timeout=20)
     flow.get([first, *many], timeout=60)
+
+
+def test_the_most_urgent_task_is_next_whatever_else_it_asks_for(resource, tmp_path):
+    create(resource, 1)
+    order, gate = tmp_path / "order", tmp_path / "gate"
+
+    @flow.remote(num_cpus=0)
+    def note(urgent):
+        with order.open("a") as file:
+            file.write(f"{urgent} ")
+
+    first = asks(resource).remote(str(gate))
+    until(lambda: listed()[resource]["available"] == 0)
+    refs = [note.options(resources={resource: 1}, priority=urgent, num_cpus=cpus).remote(urgent)
+            for urgent, cpus in ((9, 0), (1, 0), (5, 0.5), (7, 0.5), (3, 0), (8, 0))]
+    for ref in refs:
+        reason(ref, "waits for")
+    gate.touch()
+    flow.get([first, *refs], timeout=60)
+    assert order.read_text().split() == list("987531")
 
 
 def test_an_actor_holds_what_it_asks_for_as_long_as_it_lives(resource):

@@ -112,6 +112,21 @@ def test_one_session_after_another_leaves_nothing_in_the_process():
     assert len(processes()) == 1
 
 
+def test_what_is_left_of_an_ended_session_says_what_it_is():
+    @flow.remote
+    class Actor:
+        def same(self, x):
+            return x
+
+    with flow.init(num_workers=1):
+        ref, actor = same.remote(1), Actor.remote()
+    with pytest.raises(flow.StaleSession, match=r"^ObjectRef\(.*the value went with it"):
+        flow.get(ref)
+    for use in (lambda: actor.same.remote(1), lambda: flow.kill(actor)):
+        with pytest.raises(flow.StaleSession, match=r"^ActorHandle\(Actor .*the actor went with it"):
+            use()
+
+
 def test_shutdown_ends_waits_in_other_threads():
     flow.init(num_workers=1)
     began, told = threading.Event(), []

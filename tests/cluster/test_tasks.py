@@ -408,6 +408,23 @@ def test_cancelling_a_tree_reaches_its_leaves(tmp_path):
     until(lambda: flow.available_resources()["CPU"] == 2)
 
 
+def test_a_generator_that_was_not_asked_for_as_a_stream_says_how_it_can_be():
+    @flow.remote
+    def numbers():
+        yield 1
+
+    with pytest.raises(flow.SerializationError, match=r'numbers gave a generator.*num_returns="stream"'):
+        flow.get(numbers.remote(), timeout=20)
+
+
+def test_waits_say_what_is_wrong_with_what_they_were_given():
+    ref = add.remote(1)
+    with pytest.raises(TypeError, match=r"a list of ObjectRefs, not ObjectRef\(.*\) alone"):
+        flow.wait(ref)
+    with pytest.raises(ValueError, match="num_returns, of 0 refs, must be a whole number from 0 to 0"):
+        flow.wait([])
+
+
 # --- processes and threads of user code -----------------------------------------------------------------
 
 
@@ -457,6 +474,29 @@ def test_forked_child_does_not_answer_for_its_task(how, status):
 
     assert flow.get(forks.remote(), timeout=20) == status
     assert flow.get([add.remote(number) for number in range(50)], timeout=20) == list(range(50))
+
+
+@pytest.mark.parametrize("starts", ["fork", "program"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_signals_end_what_a_task_has_started(starts, number):
+    @flow.remote
+    def start():
+        reader, writer = os.pipe()
+        if starts == "program":
+            os.set_inheritable(writer, True)
+            code = f"import os, signal; os.write({writer}, b'!'); signal.pause()"
+            child = os.posix_spawn(sys.executable, [sys.executable, "-c", code], os.environ)
+        else:
+            child = os.fork()
+            if child == 0:
+                os.write(writer, b"!")
+                signal.pause()
+                return 0
+        os.read(reader, 1)
+        os.kill(child, number)
+        return os.waitpid(child, 0)[1]
+
+    assert flow.get(start.remote(), timeout=20)  # not pending for ever, and not ended well
 
 
 def test_forked_child_does_not_feed_its_parents_stream():

@@ -37,9 +37,11 @@ class Kit:
         self.sent: list[tuple[str, Any]] = []
         self.running: list[m.PushTask] = []
         self.saves: list[int] = []
+        self.orders: list[Any] = []
 
     def see(self) -> None:
         out, self.host.out = self.host.stash.attach(self.host.out), []
+        self.orders += out
         for command in out:
             if isinstance(command, c.RunTask):
                 self.running.append(command.push)
@@ -301,6 +303,42 @@ def test_a_cancelled_call_is_run_when_it_may_have_been_seen():
     assert not other.host.cancel(call(A, 0).spec.id)
     other.ready().callers().end()
     assert kit.ran == other.ran == [(A, 0)]
+
+
+def interrupted(kit: Kit) -> list[bytes]:
+    """The calls that are told to stop."""
+    return [command.task for command in kit.orders if isinstance(command, c.Interrupt)]
+
+
+def test_a_cancelled_call_that_nobody_has_seen_is_not_run():
+    """The process died before it came to the call, which was cancelled before another process was there."""
+    kit = Kit(2, recorded_by(A))
+    kit.host.call_came(call(A, 0, seen=True), "at-a")
+    kit.host.call_came(call(A, 1), "at-a")
+    kit.host.cancel(call(A, 1).spec.id)
+    kit.ready().callers().end()
+    assert kit.ran == [(A, 0)]
+    assert [said.kind for to, said in kit.sent if isinstance(said, m.TaskFailed)] == ["cancelled"]
+
+
+def test_what_a_cancelled_call_does_again_is_interrupted_if_it_may_not_have_ended():
+    kit = Kit(2, recorded_by(B, A))
+    for push in (call(B, 0, seen=True), call(A, 0)):
+        kit.host.call_came(push, ADDRESS[push.spec.caller_key])
+        kit.host.cancel(push.spec.id)
+    kit.ready().callers().end()
+    assert kit.ran == [(B, 0), (A, 0)]
+    assert interrupted(kit) == [call(A, 0).spec.id]
+
+
+def test_a_cancelled_call_that_others_came_after_is_done_again_in_full():
+    kit = Kit(2, recorded_by(A, B))
+    for push in (call(A, 0), call(B, 0)):
+        kit.host.call_came(push, ADDRESS[push.spec.caller_key])
+    kit.host.cancel(call(A, 0).spec.id)
+    kit.ready().callers().end()
+    assert kit.ran == [(A, 0), (B, 0)]
+    assert interrupted(kit) == []
 
 
 def test_items_of_a_generator_go_to_its_caller():

@@ -142,6 +142,20 @@ def test_a_bundle_is_taken_opened_used_and_given_back():
     assert kit.node.leases.ledger.names() == ("CPU",)
 
 
+def test_a_gang_that_has_begun_again_before_it_is_given_back_is_kept():
+    kit = NodeKit()
+    kit.asks("gang-1", ONE, ONE)
+    kit.head(m.BundlesOpened("gang-1", 1))
+    (granted,) = kit.wants(in_bundle(ONE, "gang-1.0"))
+    told = kit.head(m.BundlesDropped("gang-1", unless_used=True))
+    assert told == [m.BundlesKept("gang-1", (0, 1))]
+    assert len(kit.wants(in_bundle(ONE, "gang-1.1"))) == 1  # all of it: one member waits for the other, perhaps
+    assert [taken.refused != "" for taken in kit.asks("gang-1", ONE, ONE, turn=2)] == [True]
+    kit.says(m.LeaseReturned(granted.lease), DRIVER)
+    assert kit.free() == 0
+    assert kit.head(m.BundlesDropped("gang-1")) != []
+
+
 def test_what_does_not_fit_is_refused_and_says_what_is_free():
     kit = NodeKit()
     kit.wants(ONE)
@@ -312,6 +326,31 @@ def test_members_come_when_every_node_has_taken_its_part():
     assert of(m.BundlesOpened, kit.takes(asked[:1])) == []
     assert of(m.BundlesOpened, kit.takes(asked[1:])) == ["a#1", "b#1"]
     assert kit.holds("gang-1") == "ab"
+
+
+def test_a_gang_that_begins_again_as_it_ends_has_what_its_nodes_kept():
+    kit = HeadKit(a=ONE, b=ONE)
+    kit.takes(kit.wants("gang-1", ONE, ONE))
+    ended = kit.wants("gang-1", ONE, ONE, wanted=False)
+    assert [message.unless_used for _, message in ended if isinstance(message, m.BundlesDropped)] == [True, True]
+    kit.says(m.BundlesGiven("gang-1", ONE), "b#1")
+    asked = kit.wants("gang-1", ONE, ONE)
+    kit.says(m.BundlesKept("gang-1", (0,)), "a#1")
+    assert kit.holds("gang-1") == "a."
+    late = m.BundlesTaken("gang-1", 2, "is being given back", (("CPU", 0.0),))
+    asked += kit.says(late, "a#1")
+    assert kit.holds("gang-1") == "a."  # an answer to what is not asked any more
+    kit.takes([*asked, *kit.says(m.BundlesGiven("gang-1", ONE), "b#1")])
+    assert kit.holds("gang-1") == "ab"
+
+
+def test_what_was_kept_for_a_gang_that_nobody_wants_is_given_back():
+    kit = HeadKit(a=TWO)
+    kit.takes(kit.wants("gang-1", ONE))
+    kit.wants("gang-1", ONE, wanted=False)
+    kit.says(m.BundlesKept("gang-1", (0,)), "a#1")
+    sent = kit.beats(CONFIG.link_lost_after_s + 1, "a")
+    assert [message for _, message in sent if isinstance(message, m.BundlesDropped)] == [m.BundlesDropped("gang-1")]
 
 
 def test_if_one_node_refuses_the_others_give_back():

@@ -384,6 +384,26 @@ def test_a_new_ledger_makes_results_of_one_rank_again_from_what_nodes_hold():
     assert result_of(again, OTHER).takers == ((1, "p1"),)
 
 
+def test_a_new_ledger_does_a_step_anew_whose_result_is_lost_from_what_a_node_holds():
+    """The node of the root and of the ledger died: who had passed the step does not give again."""
+    old = Stage()
+    formed = old.form()
+    give_large(old, formed, (0, 1), op="reduce", root=0)
+    course = old.heard(m.Course)[0]
+    stage = Stage(me=OTHER)
+    stage.desk.dead_nodes[ME] = None
+    stage.join(1, seating=formed.seating, next_step=5)
+    held = m.HeldStep(step(0), (), (), (), headers=course.headers, gifts=((1, b"gift1.0", b""),))
+    stage.tell(m.Held(formed.seating.group, (held,)), OTHER)
+    stage.join(0, address="q0", node=OTHER, seating=formed.seating)
+    stage.give(formed, 0, 0, LARGE, oid=b"again0.0", op="reduce", root=0, address="q0")
+    again = stage.heard(m.Course, OTHER)[0]
+    assert [rank for post in again.posts for rank, _ in post.gives] == [1, 0]
+    assert result_of(again, OTHER).takers == ((0, "q0"),)
+    done(stage, again, OTHER)
+    assert not stage.heard(m.StepFailed)
+
+
 def test_large_results_go_when_members_that_never_repeat_have_read_them():
     stage = Stage()
     formed = stage.form(restorable=False)

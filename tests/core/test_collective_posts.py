@@ -462,6 +462,15 @@ def test_gifts_that_may_be_needed_again_stay():
     assert not stage.posts.kept.groups
 
 
+def test_gifts_that_were_kept_are_there_for_a_course_that_does_the_step_anew():
+    stage = Stage()
+    whole_step(stage, alone(keeps_gifts=True))
+    stage.hear(co.StepEnded(OP), LEDGER)
+    stage.hear(alone(keeps_gifts=True, epoch=2), "ledger2")
+    assert stage.take(o.PrepareCourse)[0].gifts == (GIFT,)
+    assert GIFT in stage.node.store.entries
+
+
 def test_a_new_ledger_hears_what_was_given_to_steps_whose_results_are_of_one_rank_each():
     stage = Stage()
     headers = ((0, co.Header("reduce_scatter", "sum")), (1, co.Header("reduce_scatter", "sum")))

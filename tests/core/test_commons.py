@@ -217,6 +217,43 @@ def test_keys_are_bounded(stage):
     assert len(stage.commons.changes) == CHANGES_KEPT_MAX
 
 
+@pytest.mark.parametrize("name", ["~unnamed", "named"])
+def test_what_is_idle_is_not_kept(stage, name):
+    entries = stage.commons.entries
+    token = stage.told[stage.ask("a", "lock", "acquire", name=name)].count
+    assert ("lock", name) in entries
+    stage.ask("a", "lock", "release", name=name, count=token)
+    stage.ask("a", "lock", "acquire", name=name, code=b"f")
+    late = stage.ask("b", "lock", "acquire", name=name)
+    assert stage.word(late) is None
+    stage.say("a", ShareEnded(b"f"))
+    stage.say("b", ShareGivenUp(late[1], True))
+    stage.ask("a", "event", "set", name=name)
+    assert stage.told[stage.ask("b", "event", "is_set", name=name)].count == 1
+    stage.ask("a", "event", "clear", name=name)
+    stage.ask("a", "variable", "set", ["x"], name=name)
+    assert stage.items(stage.ask("b", "variable", "get", name=name)) == ["x"]
+    stage.ask("a", "variable", "delete", name=name)
+    waits = stage.ask("a", "variable", "get", name=name)
+    assert ("variable", name) in entries
+    stage.hear(stage.commons.lost(waits[0]))
+    assert not entries
+
+
+def test_a_queue_is_kept_while_it_has_items_or_gave_some_that_may_come_back(stage):
+    stage.ask("a", "queue", "put", ["x"], name="~q", size=1)
+    got = stage.ask("b", "queue", "get", name="~q", size=1)
+    stage.hear(stage.commons.lost("b"))
+    again = stage.ask("c", "queue", "get", name="~q", size=1)
+    assert stage.items(got) == stage.items(again) == ["x"]
+    stage.say("c", ShareTaken(again[1]))
+    assert not stage.commons.entries
+    stage.ask("a", "queue", "close", name="~q", size=1)
+    assert stage.word(stage.ask("b", "queue", "get", name="~q", size=1)) == "closed"
+    stage.ask("a", "queue", "open", name="named", size=2)
+    assert stage.word(stage.ask("a", "queue", "open", name="named", size=3)) == "size"
+
+
 def test_what_one_waits_for_is_told(stage):
     stage.ask("a", "lock", "acquire", who="task f 12ab")
     number = stage.ask("b", "lock", "acquire", code=b"g")[1]
@@ -224,6 +261,8 @@ def test_what_one_waits_for_is_told(stage):
     assert stage.commons.waits_of(b"g") == [stage.commons.why("b", number)]
     assert stage.commons.why("b", 99) == ""
     assert stage.commons.waits_of(b"h") == []
+    stage.ask("c", "event", "wait", name="e", code=b"actor", call=b"h", root=b"actor")
+    assert stage.commons.waits_of(b"h") == stage.commons.waits_of(b"actor") == ["event 'e', which nobody has set"]
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["put", "get", "take", "die", "stop"])), max_size=60))

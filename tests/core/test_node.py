@@ -132,6 +132,8 @@ def test_superfluous_workers_are_asked_to_end_after_a_while():
     assert sent(kit.beats(4.0), m.Goodbye, "w2") == []
     assert len(sent(kit.beats(2.0), m.Goodbye, "w2")) == 1
     assert len(sent(kit.beats(6.0), m.Goodbye, "w2")) == 1  # it was needed: asked again, not stopped
+    kit.ended(2)
+    assert kit.node.desk.counters["workers_lost"] == 0
 
 
 def test_death_tells_the_owner_and_a_new_worker_comes():

@@ -76,6 +76,35 @@ def test_a_forced_cancel_does_not_kill_what_runs_ahead():
     assert [kill.task for kill in scene.of(m.KillWorker)] == [third]
 
 
+def test_nothing_is_sent_behind_a_task_that_runs_longer_than_was_expected():
+    scene = with_worker()
+    first = scene.submit(1)
+    assert scene.of(m.PushTask)
+    scene.now += 1.0
+    scene.submit(2)
+    assert not scene.of(m.PushTask)
+    assert [demand.wanted_total for demand in scene.of(m.LeaseDemand)] == [2]  # another slot
+    scene.step(m.TaskDone(first, 1, (m.Inline(b"x"),), 10), WORKER)
+    assert scene.of(m.PushTask)
+
+
+def test_what_waits_behind_a_task_that_runs_longer_than_was_expected_is_taken_back():
+    scene = with_worker()
+    first, second = scene.submit(1), scene.submit(2)
+    assert scene.of(m.PushTask)
+    look = s.LateLooked(ONE, ())
+    scene.step(look)
+    assert not scene.of(m.TakeBack)  # it is too early to tell
+    scene.now += 1.0
+    scene.step(look)
+    assert [back.tasks for back in scene.of(m.TakeBack)] == [(second,)]
+    scene.step(m.TakenBack((second,), 1), WORKER)
+    assert not scene.of(m.PushTask)
+    assert [demand.wanted_total for demand in scene.of(m.LeaseDemand)] == [2]
+    scene.step(m.TaskDone(first, 1, (m.Inline(b"x"),), 10), WORKER)
+    assert [push.spec.id for push in scene.of(m.PushTask)] == [second]  # no other slot came before
+
+
 def test_a_worker_that_was_killed_for_its_time_limit_has_not_crashed():
     scene = with_worker()
     task = scene.submit(1, timeout_s=0.5)
@@ -255,6 +284,21 @@ def test_what_waits_for_a_slot_is_withdrawn_at_once_and_a_worker_that_is_silent_
     assert scene.owner.withdrawn == {}
     scene.step(m.TakenBack((sent,), scene.leases), WORKER)  # too late: it is wanted
     assert scene.owner.tasks[sent].state in (State.READY, State.SENT)
+
+
+def test_a_slot_goes_back_before_tasks_that_are_less_urgent_than_those_of_others_that_wait():
+    scene = with_worker()
+    first, low, high = (scene.submit(number, priority=urgent) for number, urgent in ((1, 9.0), (2, 1.0), (3, 8.0)))
+    scene.step(m.LeaseWanted(1, below=5.0), NODE)
+    assert [back.tasks for back in scene.of(m.TakeBack)] == [(low,)]
+    scene.step(m.TakenBack((low,), 1), WORKER)
+    assert [demand.priority for demand in scene.of(m.LeaseDemand)] == [1.0]
+    scene.submit(4, priority=6.0)
+    assert scene.of(m.LeaseDemand)[-1].priority == 6.0  # the node hears that it is urgent now
+    for task in (first, high):
+        assert scene.of(m.LeaseReturned) == []
+        scene.step(m.TaskDone(task, 1, (m.Inline(b"x"),), 10), WORKER)
+    assert scene.of(m.LeaseReturned) == [m.LeaseReturned(1)]
 
 
 def test_a_slot_that_is_wanted_when_idle_is_kept_while_there_is_work():

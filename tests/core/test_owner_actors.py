@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from flowengine.config import Config
 from flowengine.core import commands as c
@@ -251,6 +252,34 @@ def test_a_constructor_that_kills_its_process_is_not_tried_for_ever():
         granted(scene, number)
         scene.step(m.LeaseLost(number, m.Death("w1", "h", 7, -9, actor, number)), NODE)
     assert "in its constructor" in str(scene.error(actor))
+
+
+@pytest.mark.parametrize("recovery", ["restart", "none"])
+def test_a_call_that_died_with_a_process_is_told_which_one_and_how(recovery):
+    scene, actor = made(recovery=recovery)
+    granted(scene, 1)
+    scene.step(m.ActorReady(actor, 1, f"{WORKER}1"), f"{WORKER}1")
+    scene.step(m.WatchActor(actor), MAKER)
+    death = m.Death("w1", "h", 7, -9, child_id(CALLER, 0), 1, log_lines=("last",))
+    scene.step(m.LeaseLost(1, death), NODE)
+    told = [message for to, message in scene.sent if to == MAKER and isinstance(message, m.ActorAt)][-1]
+    error = unpack_error(told.error)
+    assert isinstance(error, ActorDied)
+    assert (error.host, error.pid, error.signal_name, error.attempt) == ("h", 7, "SIGKILL", 1)
+    assert error.log_lines == ("last",)
+    assert "replay" not in str(error)  # its calls are not kept
+    if recovery == "restart":
+        assert (told.state, error.what_next) == ("restarting", "later calls work")
+
+
+def test_a_call_that_was_sent_to_a_process_which_begins_anew_fails_with_how_that_died():
+    scene = with_handle()
+    call = scene.call(0)
+    scene.step(m.ActorAt(ACTOR, 1, "alive", f"{WORKER}1", "restart"), MAKER)
+    error = pack_error(ActorDied("it fell", who="C", pid=7))
+    scene.step(m.ActorAt(ACTOR, 1, "restarting", "", "restart", error), MAKER)
+    scene.step(m.ActorAt(ACTOR, 2, "alive", f"{WORKER}2", "restart", error), MAKER)
+    assert "pid 7" in str(scene.error(call))
 
 
 def test_calls_of_the_dead_are_kept_with_their_inputs_until_a_checkpoint_covers_them():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import flowengine as flow
 from flowengine.core.bundles import BundleSet
 from flowengine.options import task_options
-from flowengine.scheduling import affinity, anti_affinity, fair_share, node, soft, spread
+from flowengine.scheduling import affinity, anti_affinity, fair_share, gang, node, soft, spread
 from flowengine.scheduling.gangs import Gang, PlacementGroup
 from flowengine.scheduling.policies import Policy, Way, meet, patience_of, share_of
 from flowengine.scheduling.shares import OTHERS, OWN, Shares
@@ -40,6 +40,14 @@ def test_both_adds_amounts_and_leaves_nodes_that_all_allow():
     assert (DISK & DISK).ways(())[0].shape == (("disk", 2.0),)
     with pytest.raises(flow.BadValue, match="no node is allowed by all"):
         (node("a") & node("b")).ways(CPU)
+
+
+def test_what_others_need_is_not_of_the_bundle_in_any_order():
+    place = gang([{"CPU": 1}])[0]
+    wanted = tuple(sorted((*place.ways(CPU)[0].shape, ("disk", 1.0))))
+    for policy in (place & DISK, DISK & place, node("a") & (DISK & place), Policy(alternatives=(place,)) & DISK):
+        assert policy.ways(CPU)[-1].shape == wanted
+    assert [way.shape for way in (DISK & (place | node("a"))).ways(CPU)] == [wanted, (("CPU", 1.0), ("disk", 1.0))]
 
 
 def test_either_tries_one_after_the_other():
@@ -241,6 +249,8 @@ def test_tenants_of_one_name_have_one_weight_and_one_parent():
     one = fair_share("one")
     for policy in (fair_share("A", 2, one), fair_share("A", 2, fair_share("one")), one):
         shares.check("job", (*share_of(policy), OWN))
+    with pytest.raises(flow.BadValue, match="UTF-8"):
+        fair_share("\ud800")
     shares.check("another job", (*share_of(fair_share("A", 3)), OWN))
     for policy in (fair_share("A", 3, one), fair_share("A", 2), fair_share("B", parent=fair_share("one", 5))):
         with pytest.raises(flow.BadValue, match=r"there is a fair_share '(A|one)' already, of weight"):
@@ -255,6 +265,8 @@ def test_tenants_of_one_name_have_one_weight_and_one_parent():
     ({"nodes": "abc"}, "nodes as"),
     ({"nodes": (1,)}, "nodes as"),
     ({"nodes": ("*", "a")}, "only at the end"),
+    ({"nodes": ("\ud800",)}, "UTF-8"),
+    ({"needs": (("\ud800", 1.0),)}, "UTF-8"),
     ({"needs": 3}, "needs as"),
     ({"needs": (("b", "x"),)}, "needs as .* not with .'b', 'x'"),
     ({"needs": (("b", True),)}, "needs as"),

@@ -256,6 +256,17 @@ def test_callbacks_see_all(capsys):
     assert "100% Completed" in capsys.readouterr().out
 
 
+def test_nodes_see_the_configuration_of_the_program():
+    def seen(key):
+        return dask.config.get(key, None)
+
+    calls = [delayed(seen)(key) for key in ("mine.answer", "array.chunk-size", "mine.lock", "scheduler")]
+    with dask.config.set({"mine.answer": 42, "array.chunk-size": "7MiB"}):
+        assert dask.compute(*calls[:2]) == (42, "7MiB")
+    with dask.config.set({"mine.lock": threading.Lock()}):              # cannot be sent
+        assert dask.compute(*calls) == (None, "128MiB", None, None)
+
+
 def test_in_a_task():
     @flow.remote
     def outer(count):

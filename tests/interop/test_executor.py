@@ -6,6 +6,7 @@ import concurrent.futures as cf
 import functools
 import itertools
 import os
+import queue
 import threading
 import time
 
@@ -135,6 +136,16 @@ def test_max_workers_bounds_what_runs_at_once():
     assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(spans))
 
 
+def test_quick_calls_are_sent_ahead_where_the_cluster_bounds_them_anyway():
+    most = {}
+    for count in (1, 2):
+        with flow.Executor(max_workers=count) as executor:
+            for n, result in enumerate(executor.map(square, range(600))):
+                most[count] = max(most.get(count, 0), executor._ahead)
+                assert result == n * n
+    assert most[1] == 0 < most[2]
+
+
 def test_shutdown_may_cancel_what_waits(tmp_path):
     executor = flow.Executor(max_workers=1)
     running = executor.submit(wait_for_file, tmp_path / "go")
@@ -145,6 +156,28 @@ def test_shutdown_may_cancel_what_waits(tmp_path):
     (tmp_path / "go").touch()
     executor.shutdown()
     assert running.done()
+
+
+def test_callbacks_may_shut_the_executor_down():
+    executor = flow.Executor(max_workers=2)
+    futures = [executor.submit(square, n) for n in range(6)]
+    left = queue.SimpleQueue()
+    for future in futures:
+        future.add_done_callback(lambda future: left.put(executor.shutdown()))
+    assert [left.get(timeout=20) for _ in futures] == [None] * 6
+    executor.shutdown()
+    assert [future.result() for future in futures] == [0, 1, 4, 9, 16, 25]
+
+
+def test_a_future_that_was_given_a_result_by_others_keeps_it(tmp_path):
+    with flow.Executor(max_workers=1) as executor:
+        first, second = (executor.submit(wait_for_file, tmp_path / "go") for _ in range(2))
+        first.set_result("mine")
+        second.set_exception(KeyError("mine"))
+        (tmp_path / "go").touch()
+        assert executor.submit(square, 3).result(timeout=20) == 9
+    assert first.result() == "mine"
+    assert isinstance(second.exception(), KeyError)
 
 
 def test_an_initializer_runs_once_in_each_process_before_its_calls():

@@ -85,6 +85,17 @@ def test_large_arguments_are_stored_once():
     assert flow.stats()["objects_stored"] - before <= 1
 
 
+@pytest.mark.parametrize("told", [{"max_nbytes": None}, {"mmap_mode": "c"}, {"mmap_mode": None}])
+def test_large_arguments_may_be_each_call_s_own(told):
+    def change(array, i):
+        array[0] += i
+        return array[0]
+
+    array = np.zeros(1 << 18)
+    assert Parallel(batch_size=1, **told)(delayed(change)(array, i) for i in range(4)) == [0, 1, 2, 3]
+    assert array[0] == 0
+
+
 def test_a_parallel_within_a_call():
     def inner(count):
         kind = type(joblib.parallel.get_active_backend()[0]).__name__

@@ -5,11 +5,12 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import queue
 import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import pytest
 
@@ -122,6 +123,48 @@ def test_closing_finishes_what_was_asked_for():
     for call in (pool.map, pool.imap, pool.apply_async):
         with pytest.raises(ValueError, match="not running"):
             call(square, [1])
+
+
+def test_an_input_may_wait_for_the_results_of_what_it_gave_before(pool):
+    for imap in (pool.imap, pool.imap_unordered):
+        told = queue.SimpleQueue()
+
+        def steps(told=told):
+            yield 2
+            for _ in range(3):
+                yield told.get(timeout=20)
+
+        seen = []
+        for result in imap(square, steps()):
+            seen.append(result)
+            told.put(result)
+        assert seen == [4, 16, 256, 65536]
+
+
+def test_closing_runs_an_input_that_nobody_reads(tmp_path):
+    pool = flow.Pool(2)
+    pool.imap_unordered(os.mkdir, (tmp_path / str(n) for n in range(1_200)))
+    pool.close()
+    pool.join()
+    assert len(list(tmp_path.iterdir())) == 1_200
+
+
+def test_closing_returns_though_an_input_is_endless():
+    pool = flow.Pool(2)
+    results = pool.imap(square, itertools.count())
+    assert next(results) == 0
+    pool.close()
+    assert next(results) == 1
+    pool.terminate()
+    pool.join()
+
+
+def test_several_threads_may_read_one_iterator(pool):
+    for imap in (pool.imap, pool.imap_unordered):
+        results = imap(square, range(100))
+        with ThreadPoolExecutor(4) as readers:
+            parts = [reader.result(20) for reader in [readers.submit(list, results) for _ in range(4)]]
+        assert sorted(itertools.chain(*parts)) == [n * n for n in range(100)]
 
 
 def test_terminating_ends_what_runs(tmp_path):

@@ -126,10 +126,10 @@ class OwnerMachine(RuleBasedStateMachine):
         self.tell(m.LeaseRedirected(SHAPE, (), NODES[1]), NODES[0])
 
     @precondition(lambda self: self.leases)
-    @rule(which=pick)
-    def node_wants_back(self, which: int) -> None:
+    @rule(which=pick, below=st.sampled_from((None, 0.0, 1.0)))
+    def node_wants_back(self, which: int, below: float | None) -> None:
         node, lease = list(self.leases)[which % len(self.leases)]
-        self.tell(m.LeaseWanted(lease), node)
+        self.tell(m.LeaseWanted(lease, below=below), node)
 
     def take(self, which: int) -> tuple[str, m.PushTask]:
         """The oldest push of some worker."""

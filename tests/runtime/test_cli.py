@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import time
 
 import pytest
@@ -66,7 +67,7 @@ def test_an_impossible_port(tmp_path, capsys):
         assert limit in capsys.readouterr().err
 
 
-def test_a_head_that_is_not_there(tmp_path):
+def test_a_head_that_is_not_there(tmp_path, caplog):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens
         file = tmp_path / "cluster.json"
@@ -76,6 +77,19 @@ def test_a_head_that_is_not_there(tmp_path):
             flow.init(address=file)
         assert time.monotonic() - began < 15
         assert not flow.is_initialized()
+        assert caplog.records == []  # the error has said it
+
+
+def test_a_pipe_that_nobody_reads_any_more(tmp_path, monkeypatch, capfd):
+    def broken(options):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(cli, "connection_of", broken)
+    with open(tmp_path / "out", "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert cli.main(["stack"]) == 141
+        print("what is left", file=out)
+    assert (tmp_path / "out").read_text() == capfd.readouterr().err == ""
 
 
 def test_own_host():

@@ -157,6 +157,28 @@ def test_logs_of_a_task_an_actor_and_a_worker(flow_command):
     assert len(flow_command("logs", "-n", "2")[1].splitlines()) == 2
 
 
+def test_each_line_is_of_whoever_printed_it(flow_command):
+    @flow.remote
+    def short(text):
+        print(text)
+        print()
+        print("half ", end="", flush=True)
+        print("of", text)
+
+    refs = [short.remote(f"short {number}") for number in range(20)]
+    flow.get(refs)
+    talker = Talker.remote()
+    calls = [talker.say.remote(f"said {number}") for number in range(5)]
+    flow.get(calls)
+    until(lambda: "said 4" in flow_command("logs")[1])
+    for number, ref in enumerate(refs):
+        lines = flow_command("logs", ref.hex()[:12], "--json")[1].splitlines()
+        assert [json.loads(line)["text"] for line in lines] == [f"short {number}", "", f"half of short {number}"]
+    (line,) = flow_command("logs", calls[3].hex()[:12], "--json")[1].splitlines()
+    assert json.loads(line)["text"] == "said 3"
+    assert len(flow_command("logs", talker.actor_id)[1].splitlines()) == 5
+
+
 def test_logs_of_a_worker_that_was_killed_stay(flow_command):
     @flow.remote(max_retries=0)
     def dies(began):
@@ -228,11 +250,11 @@ def test_a_log_is_bounded_and_is_read_from_any_place(tmp_path):
     places = []
     for number in range(200):
         places.append(log.end)
-        log.write("out", "ab" * 16, [f"line {number}"])
+        log.write("out", ("ab" * 16, ""), [f"line {number}"])
     assert sum(path.stat().st_size for path in (tmp_path / "logs").iterdir()) <= 2_000
     text, place = log.read(0, 1 << 20)
     lines = text.splitlines()
-    assert lines[-1].endswith("abababababab line 199")
+    assert lines[-1].endswith("abababababab ------------ line 199")
     assert [int(line.rpartition(" ")[2]) for line in lines] == list(range(200 - len(lines), 200))
     assert place == log.end
     assert log.read(place, 1 << 20) == ("", place)
@@ -247,7 +269,7 @@ def test_a_log_is_bounded_and_is_read_from_any_place(tmp_path):
 def test_logs_of_many_workers_that_ended(tmp_path):
     logs = WorkerLogs(str(tmp_path / "logs" / "here"), 1_000)
     for number in range(ENDED_KEPT_MAX + 3):
-        logs.keep(f"w{number}", number, "", ("err", ["x"]))
+        logs.keep(f"w{number}", number, ("", ""), ("err", ["x"]))
         logs.ended(f"w{number}")
     assert len(logs.logs) == ENDED_KEPT_MAX
     assert len(list((tmp_path / "logs" / "here").iterdir())) == ENDED_KEPT_MAX
@@ -259,7 +281,7 @@ def test_logs_of_many_workers_that_ended(tmp_path):
 
 def test_no_logs_are_kept_when_none_are_wanted(tmp_path):
     logs = WorkerLogs(str(tmp_path / "none"), 0)
-    logs.keep("w", 1, "", ("out", ["x"]))
+    logs.keep("w", 1, ("", ""), ("out", ["x"]))
     assert logs.asked(None) == []
     assert not (tmp_path / "none").exists()
 

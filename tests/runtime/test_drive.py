@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from flowengine.core.commands import Send, SetTimer
 from flowengine.core.messages import WIRE, Asked, Inline, PeerLost, Ping, Pong, RefTo, TaskDone
 from flowengine.runtime.drive import Drive, decode, encode
+from flowengine.runtime.session import Session
 
 
 class Machine:
@@ -163,3 +165,19 @@ def test_threads_take_turns():
         assert machine.seen[-1] == (PeerLost("peer", "gone"), "peer")
 
     assert driven(machine, scenario) == []
+
+
+def test_who_waits_is_woken_once_however_often_the_end_is_told():
+    woken = []
+    session = SimpleNamespace(waits={})
+
+    def waiter(number):
+        def wake():
+            woken.append(number)
+            Session.wake_all(session)
+
+        return wake
+
+    session.waits.update({number: waiter(number) for number in range(3)})
+    Session.wake_all(session)
+    assert woken == [0, 1, 2]

@@ -68,6 +68,9 @@ TELLING = (
     ("gangs_tight", 318),    # a container was made again, and an older copy was read, with its former owners
     ("spill", 70104),        # a value was lost on purpose before its node knew that it had it, which kept it for good
     ("actors_wild", 1200),   # an actor was held by the argument of another, which its own call held
+    ("durable", 70041),      # a value was made where one was that had been read back, and freed before it was sealed
+    ("nodes", 401037),       # and so was one where a copy was
+    ("all", 402081),         # a slot came that a node had granted before its end, after the news of that
 )
 
 
