@@ -536,7 +536,7 @@ class StepKeeper(Early):
     def adopted(self, ledger: Ledger, now: float) -> None:
         """All nodes have told what they hold: what they still do for the ledger before this one is over."""
         for book in list(ledger.books.values()):
-            if book.state == OPEN and book.step[0] == WHOLE:
+            if book.state == OPEN:
                 self._take_spares(book)
             if book.state in SETTLED and any(result.oid for result in book.results.values()):
                 for node in ledger.nodes:
@@ -547,8 +547,8 @@ class StepKeeper(Early):
     def _take_spares(self, book: Book) -> None:
         """What nodes kept counts for members that are past the step: its results are lost, and they do not give again."""
         for rank in book.missing():
-            spare = book.spares.get(rank)
-            if spare is None or rank not in book.headers or book.roster.seats[rank].next_step <= book.step[2]:
+            spare, is_past = book.spares.get(rank), book.roster.seats[rank].next_step > book.step[2]
+            if spare is None or rank not in book.headers or (book.step[0] == WHOLE and not is_past):
                 continue
             if not spare.oid or self.courses.lives(spare.node):
                 book.gifts[rank] = book.spares.pop(rank)

@@ -9,7 +9,7 @@ from flowengine.collectives.posts_orders import HEAD_BYTES
 from flowengine.config import Config
 from flowengine.core import messages as m
 
-from .ledger_stage import ME, OTHER, THIRD, WHOLE, Stage
+from .ledger_stage import ME, OTHER, THIRD, WHOLE, Stage, header_of
 
 ONES = np.ones(100, "f4")
 
@@ -402,6 +402,20 @@ def test_a_new_ledger_does_a_step_anew_whose_result_is_lost_from_what_a_node_hol
     assert result_of(again, OTHER).takers == ((0, "q0"),)
     done(stage, again, OTHER)
     assert not stage.heard(m.StepFailed)
+
+
+def test_a_new_ledger_gives_once_more_what_was_sent_to_a_member_whose_node_died():
+    formed = Stage().form()
+    stage = Stage(me=OTHER)
+    stage.desk.dead_nodes[ME] = None
+    stage.join(1, seating=formed.seating, next_step=5)
+    headers = ((1, header_of(LARGE, "send")[0]),)
+    held = m.HeldStep((1, 0, 0), (), (), (), headers=headers, gifts=((1, b"sent", b""),))
+    stage.tell(m.Held(formed.seating.group, (held,)), OTHER)
+    stage.join(0, address="q0", node=OTHER, seating=formed.seating)
+    stage.give(formed, 0, (1, 0, 0), None, op="recv", address="q0")
+    course = stage.heard(m.Course, OTHER)[0]
+    assert result_of(course, OTHER).takers == ((0, "q0"),)
 
 
 def test_large_results_go_when_members_that_never_repeat_have_read_them():
