@@ -545,7 +545,7 @@ class StepKeeper(Early):
         self.answer_waiting(ledger, now)
 
     def _take_spares(self, book: Book) -> None:
-        """What nodes kept counts for members that are past the step: its results are lost, and they do not give again."""
+        """What nodes kept counts for members that are past the step: its result is lost, and they do not give again."""
         for rank in book.missing():
             spare, is_past = book.spares.get(rank), book.roster.seats[rank].next_step > book.step[2]
             if spare is None or rank not in book.headers or (book.step[0] == WHOLE and not is_past):
