@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 IDENTITY = "compares by identity what comes back from another process as an equal copy"
+MEMORY = "reads or writes files in the memory of the test's process"
 COUNTS = "looks for the effect of a function on a variable of the test, which another process does not share"
 WARNING = "expects a warning of a task in its own process; it is shown on the worker's stderr"
 UNSENT = "has in its graph what cannot be sent: a generator, a thread's lock, a ufunc of numpy.frompyfunc"
@@ -19,13 +20,17 @@ TESTS: dict[str, tuple[str, ...]] = {
         "dask/tests/test_delayed.py::test_traverse_false",
         "dask/bag/tests/test_bag.py::test_repartition_partition_size_complex_dtypes",
         "dask/bag/tests/test_bag.py::test_bag_with_single_callable",
+        "dask/dataframe/io/tests/test_parquet.py::test_filter_isna[True]",
+        "dask/dataframe/io/tests/test_parquet.py::test_filter_isna[False]",
     ),
     COUNTS: (
         "dask/bag/tests/test_bag.py::test_to_delayed_optimize_graph",
         f"{CORE}::test_from_array_getitem[True-True]",
         f"{CORE}::test_from_array_getitem[False-True]",
         "dask/dataframe/dask_expr/tests/test_fusion.py::test_fusion_executes_only_once",
+        "dask/dataframe/io/tests/test_io.py::test_from_map_column_projection",
     ),
+    MEMORY: ("dask/dataframe/io/tests/test_parquet.py::test_fsspec_to_parquet_filesystem_option",),
     WARNING: (
         "dask/bag/tests/test_bag.py::test_take_npartitions_warn",
         "dask/bag/tests/test_text.py::test_files_per_partition",

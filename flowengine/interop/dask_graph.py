@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .. import asking
 from ..core import messages as m
 from ..core import owner_state as s
-from ..errors import BadType, BadValue, SerializationError
+from ..errors import BadType, BadValue, SerializationError, TaskError
 from ..functions import RemoteFunction, start_default
 from ..objects import codec
 from ..options import CHECKS, TaskOptions, task_options, unknown_name, whole
@@ -498,7 +498,7 @@ class Run:
         del self.under_way[unit]
         assert unit.ref is not None
         if type(session.owner.value_of(unit.ref.oid)) is m.Failed:
-            session.get_one(unit.ref, None, False)
+            self.fail(unit.ref)
         self.watch.ended(unit, session)
         took_s = time.monotonic() - unit.sent_at
         if not self.fixed_ahead:
@@ -518,6 +518,17 @@ class Run:
         for user in unit.users:
             user.missing -= 1
         return [user for user in unit.users if not user.missing]
+
+    def fail(self, ref: ObjectRef) -> None:
+        """Raise what the code of a unit raised itself, as Dask's own schedulers do; what it was here is its cause."""
+        try:
+            self.session.get_one(ref, None, False)
+        except TaskError as error:
+            original = error.__cause__
+            if not isinstance(original, Exception):
+                raise
+            error.__cause__ = None
+            raise original from error
 
     def fetched(self, wanted: Iterable[Any]) -> dict[Any, Any]:
         """The values of the keys; arrays are the caller's own."""
