@@ -9,34 +9,25 @@ policies cost more than the hosts written into the program, or are not better th
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from pathlib import Path
 
 if __package__ in (None, ""):  # run as a script: the packages lie two folders up
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiments.pages import fill, percentile, table
-from experiments.testbed import Bed, Testbed, missing
+from experiments import two_hosts
+from experiments.pages import percentile, table
 
 HERE = Path(__file__).resolve().parent
 PAIRS, MOVES, ROUNDS, SEED = 4, 200, 4, 7
 BY_HAND_MAX = 1.1  # times the median of the hosts that are written into the program
 PERCENTS = (50, 95)
-LIMIT_S = 600.0
 NAMES = {
     "policies": "by two policies: `anti_affinity`, `affinity`", "hand": "by hosts written into the program",
     "chance": "without regard to who talks to whom",
 }  # fmt: skip
 
 Found = dict[str, list[float]]
-
-
-def measure(bed: Bed, asked: tuple[int, int, int, int]) -> Found:
-    """On hosts that are there."""
-    found: Found = bed.program("experiments.co_location.program", json.dumps(asked), bed.cluster(), limit_s=LIMIT_S)
-    return found
 
 
 def times(found: Found, way: str, other: str, percent: float) -> float:
@@ -60,33 +51,16 @@ def holds(found: Found) -> bool:
     return times(found, "policies", "hand", 50) <= BY_HAND_MAX and times(found, "policies", "chance", 95) < 1
 
 
-def main() -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two nodes of this host; writes nothing")
-    parser.add_argument("--hosts", default="", metavar="SCRIPT", help="that makes hosts: see experiments/testbed.py")
-    parser.add_argument("--rate-mbit", type=int, default=200)
-    chosen = parser.parse_args()
-    if chosen.quick:
-        asked = (2, 20, 1, SEED)
-        with Bed(2) as bed:
-            sys.stdout.write(report(measure(bed, asked), asked, "links that are not limited"))
-        return 0
-    reason = missing(chosen.hosts)
-    if reason:
-        sys.stderr.write(f"nothing is measured: {reason}\n")
-        return 2
-    asked = (PAIRS, MOVES, ROUNDS, SEED)
-    with Testbed(chosen.hosts, 2, chosen.rate_mbit) as bed:
-        found = measure(bed, asked)
-    text = report(found, asked, f"links of {chosen.rate_mbit} Mbit/s")
-    sys.stdout.write(text)
-    shown = {way: {f"p{percent}_s": percentile(taken, percent) for percent in PERCENTS} for way, taken in found.items()}
-    (HERE / "results.json").write_text(json.dumps(shown, indent=1) + "\n")
-    fill(HERE / "README.md", text)
-    sys.stdout.write("\nall holds\n" if holds(found) else "\nshort of what was asked\n")
-    return not holds(found)
+def kept(found: Found) -> dict[str, dict[str, float]]:
+    """Of all moves what the table has."""
+    return {way: {f"p{percent}_s": percentile(taken, percent) for percent in PERCENTS} for way, taken in found.items()}
+
+
+TRIAL = two_hosts.Trial(
+    "experiments.co_location.program", (2, 20, 1, SEED), (PAIRS, MOVES, ROUNDS, SEED), report, kept,
+    lambda found: "" if holds(found) else "short of what was asked",
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(two_hosts.run(__doc__ or "", HERE, TRIAL))

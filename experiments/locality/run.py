@@ -9,8 +9,6 @@ bound is missed.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from pathlib import Path
 from statistics import median
@@ -19,22 +17,15 @@ from typing import Any
 if __package__ in (None, ""):  # run as a script: the packages lie two folders up
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiments.pages import fill, table
-from experiments.testbed import Bed, Testbed, missing
+from experiments import two_hosts
+from experiments.pages import table
 
 HERE = Path(__file__).resolve().parent
 MIB = 1 << 20
 NBYTES, TASKS, ROUNDS, SEED = 16 * MIB, 24, 3, 5
 FASTER_MIN = 10.0
-LIMIT_S = 600.0
 
 Found = dict[str, list[tuple[float, int]]]
-
-
-def measure(bed: Bed, asked: tuple[int, int, int, int]) -> Found:
-    """On hosts that are there."""
-    found: Found = bed.program("experiments.locality.program", json.dumps(asked), bed.cluster(), limit_s=LIMIT_S)
-    return found
 
 
 def faster(found: Found) -> float:
@@ -52,35 +43,16 @@ def report(found: Found, asked: tuple[int, ...], links: str) -> str:
             + table(("placed", "seconds", "MiB moved"), rows) + f"\n{faster(found):.1f} times faster.\n")
 
 
-def main() -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two nodes of this host; writes nothing")
-    parser.add_argument("--hosts", default="", metavar="SCRIPT", help="that makes hosts: see experiments/testbed.py")
-    parser.add_argument("--rate-mbit", type=int, default=200)
-    chosen = parser.parse_args()
-    if chosen.quick:
-        asked = (4 * MIB, 8, 1, SEED)
-        with Bed(2) as bed:
-            sys.stdout.write(report(measure(bed, asked), asked, "links that are not limited"))
-        return 0
-    reason = missing(chosen.hosts)
-    if reason:
-        sys.stderr.write(f"nothing is measured: {reason}\n")
-        return 2
-    asked = (NBYTES, TASKS, ROUNDS, SEED)
-    with Testbed(chosen.hosts, 2, chosen.rate_mbit) as bed:
-        found = measure(bed, asked)
-    text = report(found, asked, f"links of {chosen.rate_mbit} Mbit/s")
-    sys.stdout.write(text)
-    (HERE / "results.json").write_text(json.dumps(found, indent=1) + "\n")
-    fill(HERE / "README.md", text)
-    if faster(found) < FASTER_MIN:
-        sys.stdout.write(f"\nless than {FASTER_MIN:g} times\n")
-        return 1
-    sys.stdout.write("\nall holds\n")
-    return 0
+def missed(found: Found) -> str:
+    """The bound, when it is missed."""
+    return "" if faster(found) >= FASTER_MIN else f"less than {FASTER_MIN:g} times"
+
+
+TRIAL = two_hosts.Trial(
+    "experiments.locality.program", (4 * MIB, 8, 1, SEED), (NBYTES, TASKS, ROUNDS, SEED), report, lambda found: found,
+    missed,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(two_hosts.run(__doc__ or "", HERE, TRIAL))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from flowengine.collectives import posts_orders as o
 from flowengine.collectives.plan_ways import StepPlan, work_of
+from flowengine.collectives.posts_state import ends_of
 from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core.collective import Course, Layout
@@ -146,11 +147,8 @@ class GroupNode(SimNode):
             if before is not None and oid in before.results:
                 work.results[oid] = before.results[oid]
         self.ended[course.op] = max(course.epoch - 1, self.ended.get(course.op, -1))
-        ends = {oid: 0 for oid in command.gifts}
-        for line in course.lines:
-            for at in dict.fromkeys([line.root, *(source for source, _ in line.folds)]):
-                ends.update((oid, line.offset + line.nbytes) for _, oid in course.posts[at].gives if oid in ends)
-        missing = [oid for oid, end in ends.items() if oid not in self.memory or len(self.memory[oid]) < end]
+        ends = ends_of(course)
+        missing = [oid for oid in command.gifts if len(self.memory.get(oid, b"")) < ends.get(oid, 1)]
         kind, reason = ("gift", f"{missing[0].hex()} is not here or too short") if missing else ("", "")
         self.world.clock.after(OPEN_S * self.world.dice.random(), self.run, self.prepared, work, kind, reason)
 

@@ -52,12 +52,12 @@ class Courses:
     def begin(self, ledger: Ledger, book: Book, now: float) -> None:
         """Have the step done for all of its ranks."""
         book.epoch = self._next_epoch(ledger) if book.epoch else ledger.epoch
-        self._send(ledger, book, plan.course(self.plan_of(ledger, book)), now)
+        known = self.plan_of(ledger, book)
+        self._send(ledger, book, self._early(book, known) if book.awaited else plan.course(known), now)
 
-    def begin_early(self, ledger: Ledger, book: Book, now: float) -> None:
-        """The same before all have given; nobody is told of results."""
-        book.epoch = self._next_epoch(ledger) if book.epoch else ledger.epoch
-        header, known = book.header(), self.plan_of(ledger, book)
+    def _early(self, book: Book, known: StepPlan) -> Course:
+        """The course before all have given; nobody is told of results."""
+        header = book.header()
         coming = [(rank, gift.node, gift.oid) for rank, (_, gift) in book.awaited.items() if gift.oid]
         whole = msgspec.structs.replace(
             known,
@@ -66,7 +66,7 @@ class Courses:
             takers=tuple([(rank, node, "") for rank, node, _ in known.takers]),
         )
         awaited = tuple([oid for _, _, oid in coming])
-        self._send(ledger, book, msgspec.structs.replace(plan.course(whole), awaited=awaited), now)
+        return msgspec.structs.replace(plan.course(whole), awaited=awaited)
 
     def _next_epoch(self, ledger: Ledger) -> int:
         ledger.epoch += 1
@@ -175,6 +175,7 @@ class Courses:
                 self.ended(ledger, book, now)
 
     def ended(self, ledger: Ledger, book: Book, now: float) -> None:
+        """All nodes have their results."""
         self.stop(book)
         book.finals = {}
         self.finish(ledger, book, now)

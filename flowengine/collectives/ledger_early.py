@@ -65,7 +65,7 @@ class Early(Ends):
             book.awaited[rank] = seat.address, Gift(b"", oid, seat.node)
         book.again.update(dict.fromkeys(book.ranks()))  # they hear of it when all have come
         self.desk.counters["collectives_early"] += 1
-        self.courses.begin_early(ledger, book, now)
+        self.courses.begin(ledger, book, now)
         self.look_early(ledger, book, now)
 
     def look_early(self, ledger: Ledger, book: Book, now: float) -> None:

@@ -126,6 +126,11 @@ class Book:
     lost: dict[str, None] = field(default_factory=dict)  # why results or gifts are gone
     awaited: dict[int, tuple[str, Gift]] = field(default_factory=dict)  # of a step that runs without them: see `Early`
 
+    @property
+    def is_early(self) -> bool:
+        """Whether it runs without all of its members."""
+        return self.state == RUNNING and bool(self.awaited)
+
     def ranks(self) -> Iterator[int]:
         """Those that take part."""
         return iter(range(len(self.roster.seats)) if self.step[0] == WHOLE else sorted(dict.fromkeys(self.step[:2])))

@@ -32,7 +32,6 @@ from .ledger_state import (
     FAILED,
     FOLDING,
     OPEN,
-    RUNNING,
     SETTLED,
     Book,
     Gift,
@@ -98,7 +97,7 @@ class StepKeeper(Early):
             book.gifts[rank] = Gift(event.blob, event.oid, seat.node)
             if not whole:
                 book.mark = max(book.mark, seat.next_step)
-            if rank in book.awaited and book.state == RUNNING:
+            if book.is_early and rank in book.awaited:
                 self.came_late(ledger, book, rank, now)
             elif (book.due_s == inf or book.only >= 0 or len(book.gifts) == book.count()
                   or header.root == rank):  # with the root's part it may begin early
@@ -172,7 +171,7 @@ class StepKeeper(Early):
     def look(self, ledger: Ledger, book: Book, now: float) -> None:
         """Do the step if all is there, fail it if it never will be."""
         if ledger.asked or book.state != OPEN:
-            if book.state == RUNNING and book.awaited:
+            if book.is_early:
                 self.look_early(ledger, book, now)
             return
         if book.only >= 0:
@@ -449,7 +448,7 @@ class StepKeeper(Early):
     def review(self, ledger: Ledger, now: float) -> None:
         """Who sits where has changed, or time has passed."""
         for book in list(ledger.open.values()):
-            if book.state == OPEN or (book.state == RUNNING and book.awaited):
+            if book.state == OPEN or book.is_early:
                 self.look(ledger, book, now)
             elif book.due_s <= now:
                 self.courses.stalled(ledger, book, now)

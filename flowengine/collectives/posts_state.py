@@ -156,6 +156,16 @@ def gifts_of(course: Course, node: str) -> dict[bytes, None]:
     return {oid: None for post in course.posts if post.node == node for _, oid in post.gives if oid not in blobs}
 
 
+def ends_of(course: Course) -> dict[bytes, int]:
+    """How many bytes each gift has to have at least."""
+    ends: dict[bytes, int] = {}
+    for line in course.lines:
+        for at in dict.fromkeys([line.root, *(source for source, _ in line.folds)]):
+            for _, oid in course.posts[at].gives:
+                ends[oid] = max(line.offset + line.nbytes, ends.get(oid, 0))
+    return ends
+
+
 def layout_for(layout: tuple[Layout, ...], rank: int) -> tuple[Layout, ...]:
     """What a rank has to know of a layout."""
     return tuple(part for part in layout if part.taker in (WHOLE, rank))

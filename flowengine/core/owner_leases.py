@@ -400,9 +400,8 @@ class LeaseRules(TurnRules, GangRules):
         if self.node not in queue.demand and self.node not in self.dead:
             self.demand_at(queue, self.node)
         if queue.priorities and queue.priorities[0] > queue.told and most_urgent(queue) > queue.told:
-            for node, demand in queue.demand.items():
-                if demand.wanted_total > demand.granted:
-                    self.tell_demand(queue, node, demand, demand.wanted_total - demand.granted)
+            for node in queue.demand:
+                self.tell_priority(queue, node)
         target, least = min(queue.count, LEASES_ASKED_MAX), LEASES_ASKED_MAX
         if target < 2 * queue.least:
             return

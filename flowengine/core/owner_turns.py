@@ -26,7 +26,7 @@ class TurnRules(WayRules):
                 lease.open = False
                 rotation.popleft()
             elif lease.below > s.NO_PRIORITY and self.is_outranked(lease, task):
-                self.tell_priority(lease)
+                self.tell_priority(queue, lease.node)
                 lease_given_up(lease)
                 if not lease.inflight:
                     self.return_lease(lease)
@@ -41,11 +41,11 @@ class TurnRules(WayRules):
             return False
         return (task or self.next_in_line(queue)).spec.priority < lease.below
 
-    def tell_priority(self, lease: Lease) -> None:
-        """Its node hears how urgent the queue is now."""
-        demand = lease.queue.demand.get(lease.node)
+    def tell_priority(self, queue: Queue, node: str) -> None:
+        """A node that owes slots hears how urgent the queue is now."""
+        demand = queue.demand.get(node)
         if demand is not None and demand.wanted_total > demand.granted:
-            self.tell_demand(lease.queue, lease.node, demand, demand.wanted_total - demand.granted)
+            self.tell_demand(queue, node, demand, demand.wanted_total - demand.granted)
 
     def is_late(self, lease: Lease) -> bool:
         """Whether it should have ended all that it has."""

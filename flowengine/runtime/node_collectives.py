@@ -36,6 +36,7 @@ from flowengine.collectives.posts_orders import (
     SendPiece,
     StopCourse,
 )
+from flowengine.collectives.posts_state import ends_of
 from flowengine.core.commands import CombineBlobs, RemoveObject, TrimPool
 from flowengine.core.messages import Message, PoolTrimmed, SegmentKept
 from flowengine.errors import StoreFull
@@ -250,13 +251,10 @@ class Collectives:
     @staticmethod
     def _check(course: Course, made: Opened) -> None:
         """Whether what is given is long enough for what is to be read of it."""
-        for at, post in enumerate(course.posts):
-            for _, oid in post.gives:
-                view = made.objects.get(oid)
-                ends = [line.offset + line.nbytes for line in course.lines if line.root == at or
-                        any(source == at for source, _ in line.folds)]
-                if view is not None and ends and max(ends) > len(view):
-                    raise GiftMissing(f"{oid.hex()} has {len(view)} bytes, {max(ends)} are needed")
+        for oid, end in ends_of(course).items():
+            view = made.objects.get(oid)
+            if view is not None and end > len(view):
+                raise GiftMissing(f"{oid.hex()} has {len(view)} bytes, {end} are needed")
 
     def seal(self, order: SealResult) -> None:
         """Let a result be found; what still goes out of it stays mapped."""
