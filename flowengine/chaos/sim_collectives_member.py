@@ -290,6 +290,7 @@ class Member(Peer):
         joined = GroupJoined(
             formation.name, self.size, self.rank, script.key, self.node.address, self.host, 1, formation.timeout_s,
             formation.on_failure, script.restored_s >= 0, self.seating, self.next_step,
+            self.world.lives[f"m{script.key.hex()}"],
         )  # fmt: skip
         self.step(SeatAsked(SEAT, ticket, joined))
         formed = yield from self.wait(ticket)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import hashlib
 from math import inf
 
-from flowengine.core.collective import WHOLE, GroupFormed, GroupJoined, Held, HeldAsked, JoinRefused, Seating
+from flowengine.core.collective import (
+    WHOLE,
+    GroupFormed,
+    GroupJoined,
+    Held,
+    HeldAsked,
+    JoinRefused,
+    Seating,
+    StepsForgotten,
+)
 from flowengine.core.node_desk import Desk
 
 from .ledger_headers import ON_FAILURE
@@ -16,6 +25,7 @@ from .ledger_texts import absent, disagreement, gone, in_use, taken, too_much
 from .plan_ways import seating as seating_of
 
 NODE_LOST = "its node was lost"
+NEXT_LIFE = "its next life has begun"
 PAST_MAX = 1_000
 
 
@@ -61,8 +71,8 @@ class SeatKeeper:
     def _has_other_life(self, event: GroupJoined, now: float, sender: str) -> bool:
         """Whether another process of this member sits there. One of them is dead: which, is heard soon.
 
-        What a process said before it died may come after the first words of the next. While a group gathers, any
-        process may be about to be known as dead.
+        What a process said before it died may come after the first words of the next, unless it knows that it is the
+        later one. While a group gathers, any process may be about to be known as dead.
         """
         claim = (sender, event.name, event.rank)
         _, since_s = self.claims.pop(claim, (event, now))
@@ -71,6 +81,9 @@ class SeatKeeper:
         for ledger in self.by_name.get(event.name, ()):
             for seat in ledger.here():
                 is_same = seat.is_of(event) or (seat.joined.key == event.key and seat.rank == event.rank)
+                if is_same and seat.address != sender and event.life > seat.joined.life:
+                    self._outlived(ledger, seat, event.node, now)
+                    continue
                 is_taken = is_new and not ledger.formed and event.rank == seat.rank
                 wait_s = self.desk.config.link_lost_after_s if is_same else event.timeout_s
                 until_s = since_s + wait_s
@@ -79,6 +92,20 @@ class SeatKeeper:
                     self.steps.arm(ledger, until_s, now)
                     return True
         return False
+
+    def _outlived(self, ledger: Ledger, seat: Seat, node: str, now: float) -> None:
+        """The next life of a member has begun: the former is dead, though the link to it may stand for long yet.
+
+        Its node is the likely cause when the next one is elsewhere: steps go on without it, unless others sit there.
+        """
+        others = [other for known in self.by_group.values() for other in known.here() if other is not seat]
+        if seat.node not in (node, self.desk.me, *(other.node for other in others)):
+            self.desk.out.send(seat.node, StepsForgotten(ledger.group, -1))  # in case that it lives
+            self.steps.courses.silent[seat.node] = None
+            if ledger.formed:
+                self.steps.courses.all_lost(ledger, seat.node, now)
+            ledger.nodes.pop(seat.node, None)
+        self._away(ledger, [seat], NEXT_LIFE, now)
 
     def next_lives(self, now: float) -> None:
         """Those who found another process of theirs in their seat: it may be gone now."""

@@ -62,6 +62,7 @@ class GroupJoined(Message, frozen=True):
     restorable: bool  # it may come again and repeat what it did
     seating: Seating | None = None  # what it knew, when it sat here before
     next_step: int = 0  # the number of its next step of the whole group
+    life: int = 0  # how often the actor or task was begun: who comes later has the higher number; 0: it is not known
 
 
 class GroupFormed(Message, frozen=True):

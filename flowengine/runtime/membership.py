@@ -93,6 +93,12 @@ class Membership:
         push = self.session.context.push
         return push is not None and push.spec.max_retries != 0
 
+    def life(self) -> int:
+        """The how manieth attempt of the actor that lives here, or of the task."""
+        host = self.host()
+        push = host.push if host is not None else self.session.context.push
+        return push.attempt if push is not None else 0
+
     def sit(self, group: Group) -> None:
         """Ask for the group's seat; nobody waits yet."""
         self.session.context.reach_out()
@@ -109,7 +115,7 @@ class Membership:
         session = self.session
         return m.GroupJoined(
             group.name, group.size, group.rank, group.key, session.node, session.host, os.getpid(), group.timeout_s,
-            group.on_failure, group.restorable, group.seating, group.next_step,
+            group.on_failure, group.restorable, group.seating, group.next_step, self.life(),
         )  # fmt: skip
 
     def seated(self, group: Group) -> m.GroupFormed | m.JoinRefused:

@@ -104,6 +104,31 @@ def test_the_next_life_does_not_wait_for_ever():
     assert stage.heard(m.GroupFormed, "next life")
 
 
+def test_a_next_life_that_says_so_has_the_seat_at_once_and_steps_go_on_without_its_former_node():
+    stage = Stage()
+    formed = stage.form(life=1)
+    header = Header("allreduce", "sum", -1, "'*'", (m.ArrayPart("<f8", (8,), 0),), 64)
+    for rank, oid in ((0, b"first"), (1, b"second")):
+        stage.tell(StepGiven(formed.seating.group, STEP, rank, header, b"", oid, 1), f"p{rank}")
+    assert {post.node for post in stage.heard(m.Course)[-1].posts} == {"n1", "n2"}
+    stage.join(1, address="next life", node="n1", life=2)  # nobody has said yet that p1 or n2 are gone
+    assert stage.heard(m.GroupFormed, "next life")[-1].rank == 1
+    assert stage.heard(StepsForgotten, "n2")[-1].number == -1
+    asked = stage.heard(m.FinalsAsked, "n1")[-1]
+    stage.tell(m.Finals(asked.op, asked.epoch, ()), "n1")
+    stage.tell(StepGiven(formed.seating.group, STEP, 1, header, b"", b"third", 0), "next life")
+    again = stage.heard(m.Course)[-1]
+    assert {(post.node, oid) for post in again.posts for _, oid in post.gives} == {("n1", b"first"), ("n1", b"third")}
+
+
+def test_the_former_node_of_a_next_life_stays_while_others_sit_there():
+    stage = Stage()
+    stage.form(4, life=1)  # p1 and p3 on n2
+    stage.join(1, 4, address="next life", node="n1", life=2)
+    assert stage.heard(m.GroupFormed, "next life")[-1].rank == 1
+    assert not stage.heard(StepsForgotten)
+
+
 def test_a_new_ledger_gives_a_seat_to_none_but_its_member():
     formed = Stage().form()
     stage = Stage()
