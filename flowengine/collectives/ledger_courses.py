@@ -66,7 +66,8 @@ class Courses:
             takers=tuple([(rank, node, "") for rank, node, _ in known.takers]),
         )
         awaited = tuple([oid for _, _, oid in coming])
-        return msgspec.structs.replace(plan.course(whole), awaited=awaited)
+        late = coming[0][1] if header.op == "allreduce" else ""
+        return msgspec.structs.replace(plan.course(whole, late), awaited=awaited)
 
     def _next_epoch(self, ledger: Ledger) -> int:
         ledger.epoch += 1

@@ -99,8 +99,8 @@ class StepKeeper(Early):
                 book.mark = max(book.mark, seat.next_step)
             if book.is_early and rank in book.awaited:
                 self.came_late(ledger, book, rank, now)
-            elif (book.due_s == inf or book.only >= 0 or len(book.gifts) == book.count()
-                  or header.root == rank):  # with the root's part it may begin early
+            elif (book.due_s == inf or book.only >= 0 or len(book.gifts) >= book.count() - 1
+                  or header.root == rank):  # with the root's part, or when one is left, it may begin early
                 self.look(ledger, book, now)
 
     def _give_back(self, ledger: Ledger, book: Book, event: StepGiven, seat: Seat) -> None:

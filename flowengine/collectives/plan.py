@@ -27,10 +27,11 @@ Span = tuple[int, int]
 
 
 class _Sketch:
-    """Posts and lines of a course while they are drawn."""
+    """Posts and lines of a course while they are drawn; late: the node of who comes last, empty when all are there."""
 
-    def __init__(self, plan: StepPlan, work: Work) -> None:
+    def __init__(self, plan: StepPlan, work: Work, late: str = "") -> None:
         self.plan = plan
+        self.late = late
         self.sizes = dict(work.sizes)
         self.order = plan.seating.order
         self.starts = frozenset(plan.seating.starts)
@@ -97,18 +98,33 @@ class _Sketch:
         runs = self.runs(way)
         node, gives = runs[-1]
         is_kept = self.kept.get((node, result)) == gives
-        chain = [self.carrier(*run) for run in runs[:-1]]
-        chain.append(self.post(node, gives, result if is_kept else b""))
+        sources = [self.carrier(*run) for run in runs[:-1]]
+        root = self.post(node, gives, result if is_kept else b"")
         rest = [other for other in wanted if not (is_kept and other == node)]
-        self.line(way, chain, self.spread(rest, result, node, way.start + way.count - 1))
+        spread = self.spread(rest, result, node, way.start + way.count - 1)
+        folds = tuple(pairwise([*sources, root]))
+        if self.is_late(runs):  # each sends what it gives to a post beside the root, which adds its own as the last
+            beside = self.post(node, ())
+            folds = (*((source, beside) for source in sources), (beside, root))
+        self.line(way, folds, [root, *spread])
+
+    def is_late(self, runs: list[tuple[str, Gives]]) -> bool:
+        """Whether all is folded at the root, so that no link but the late one's has bytes left when that comes.
+
+        In a chain those behind it would pass partial sums on. Ranks that share a node are folded there, in a chain.
+        """
+        return bool(self.late) and len(runs) > 2 and all(len(gives) == 1 for _, gives in runs)
 
     def carrier(self, node: str, gives: Gives) -> int:
         """A post that folds these gifts on the way to another."""
         return self.post(node, gives, self.carriers.get((node, gives), b""))
 
     def spread(self, nodes: list[str], result: bytes, here: str, position: int) -> list[int]:
-        """Posts that are to get a final one after the other: this node's own, then in the order behind a position."""
-        ordered = sorted(nodes, key=lambda node: (node != here, self.distance(node, position)))
+        """Posts that are to get a final one after the other: this node's own, then in the order behind a position.
+
+        Who is late comes last: its link has no bytes to spare for others.
+        """
+        ordered = sorted(nodes, key=lambda node: (node != here, node == self.late, self.distance(node, position)))
         return [self.keeper(node, result) for node in ordered]
 
     def share(self, way: Way, holders: list[str]) -> None:
@@ -119,13 +135,12 @@ class _Sketch:
             return
         _, position, holder = min((self.distance(node, spot), spot, holder) for holder in holders
                                   for spot in self.spots.get(holder, [-1]) for node in lacking)
-        self.line(way, [self.keeper(holder, result)], self.spread(lacking, result, holder, position))
+        self.line(way, (), [self.keeper(holder, result), *self.spread(lacking, result, holder, position)])
 
-    def line(self, way: Way, chain: list[int], spread: list[int]) -> None:
-        """Piece sizes follow when all lines are there."""
-        root = chain[-1]
-        self.lines.append(Line(way.offset, way.into, way.nbytes, way.nbytes, way.dtype, root, tuple(pairwise(chain)),
-                               tuple(pairwise([root, *spread]))))
+    def line(self, way: Way, folds: tuple[tuple[int, int], ...], spread: list[int]) -> None:
+        """From its root on in a chain; piece sizes follow when all lines are there."""
+        self.lines.append(Line(way.offset, way.into, way.nbytes, way.nbytes, way.dtype, spread[0], folds,
+                               tuple(pairwise(spread))))
 
     def course(self, is_fresh: bool) -> Course:
         """Make what is drawn into orders for the nodes."""
@@ -177,10 +192,10 @@ def in_even_pieces(line: Line, piece_bytes: int) -> Line:
     return structs.replace(line, piece_bytes=-(-even // grain) * grain)
 
 
-def course(plan: StepPlan) -> Course:
-    """How a step is done from what was given."""
+def course(plan: StepPlan, late: str = "") -> Course:
+    """How a step is done from what was given; late: the node whose ranks have not given yet."""
     work = work_of(plan)
-    sketch = _Sketch(plan, work)
+    sketch = _Sketch(plan, work, late)
     for way in work.ways:
         sketch.keep(way)
     for way in work.ways:

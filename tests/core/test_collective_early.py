@@ -59,6 +59,17 @@ def test_the_course_is_the_one_that_all_would_have_had():
         [[rank for rank, _ in post.gives] for post in whole.posts]
 
 
+def test_a_sum_for_all_waits_until_one_is_left_since_the_way_depends_on_who_comes_last():
+    stage = Stage()
+    formed = stage.form(4)
+    for rank in (0, 1):
+        stage.give(formed, rank, 0, LARGE, oid=name_of(formed, rank))
+    stage.sleep(SOON_S)
+    assert not stage.heard(m.Course)
+    stage.give(formed, 3, 0, LARGE, oid=name_of(formed, 3))
+    assert {course.awaited for course in stage.heard(m.Course)} == {(name_of(formed, 2),)}
+
+
 def test_what_is_broadcast_lies_on_all_hosts_and_nobody_hears_of_it_before_all_have_come():
     stage, formed, course = begun("broadcast", 0, (0,))
     assert not course.awaited

@@ -56,6 +56,15 @@ def test_a_ring_as_drawn():
 2 MiB  1 MiB of <f4  4 x 256 KiB  c:3[3]* > a:1[0,1]* > b:22[2]* >> c:3[3]* >> a:1[0,1]*"""
 
 
+def test_the_way_of_who_comes_last_as_drawn():
+    plan = plan_of(one_array("allreduce", 4 * MIB, "sum"), ["a:1", "b:2", "c:3", "d:4"])
+    assert draw(course(plan, "b:2")) == """\
+  0 B  1 MiB of <f4  4 x 256 KiB  (a:1[0]*, b:2[1]*, c:3[2]*) > d:4 > d:4[3]* >> a:1[0]* >> c:3[2]* >> b:2[1]*
+1 MiB  1 MiB of <f4  4 x 256 KiB  (b:2[1]*, c:3[2]*, d:4[3]*) > a:1 > a:1[0]* >> c:3[2]* >> d:4[3]* >> b:2[1]*
+2 MiB  1 MiB of <f4  4 x 256 KiB  (c:3[2]*, d:4[3]*, a:1[0]*) > b:2 > b:2[1]* >> c:3[2]* >> d:4[3]* >> a:1[0]*
+3 MiB  1 MiB of <f4  4 x 256 KiB  (d:4[3]*, a:1[0]*, b:2[1]*) > c:3 > c:3[2]* >> d:4[3]* >> a:1[0]* >> b:2[1]*"""
+
+
 def test_chains_as_drawn():
     assert draw(course(plan_of(one_array("reduce", MIB, "sum", root=2), HOSTS))) == (
         "0 B  1 MiB of <f4  6 x 170.7 KiB  c:3[3] > a:1[0,1] > b:22[2]*")

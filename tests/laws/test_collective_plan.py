@@ -326,6 +326,39 @@ def test_where_ranks_sit_does_not_change_the_order_of_folding(plan, elsewhere):
 
 
 @EXAMPLES
+@given(plans(FOLDING), st.sampled_from("ABCDE"))
+def test_who_comes_last_does_not_change_the_order_of_folding(plan, late):
+    orders, whole, others = [], {}, {}
+    followed(plan, course(plan), orders, whole)
+    made = course(plan, late)
+    followed(plan, made, orders, others)
+    check_results(plan, made, orders, others)
+    for (node, oid), result in others.items():
+        assert (result.folded == whole[node, oid].folded).all()
+
+
+@EXAMPLES
+@given(st.integers(3, 8), st.integers(0, 7))
+def test_when_the_last_comes_no_link_carries_more_than_once_what_each_gives(hosts, last):
+    nodes = [f"n{host}" for host in range(hosts)]
+    late, nbytes = nodes[last % hosts], hosts << 16
+    header = header_of("allreduce", "sum", -1, "*", [("<f4", (nbytes // 4,))], [0])
+    gifts = tuple((rank, node, gift_name(GROUP, (-1, -1, 0), rank)) for rank, node in enumerate(nodes))
+    plan = StepPlan(GROUP, (-1, -1, 0), 0, seating(GROUP, 0, nodes), tuple((rank, header) for rank in range(hosts)),
+                    gifts, tuple((rank, node, f"m{rank}") for rank, node in enumerate(nodes)), 1 << 14)
+    made = course(plan, late)
+    then: dict[tuple[str, str], int] = {}  # (out or in, node): bytes that wait for the last
+    for line in made.lines:
+        for edges, is_waiting in ((line.folds, False), (line.spreads, True)):
+            for source, target in edges:
+                ends = made.posts[source].node, made.posts[target].node
+                if ends[0] != ends[1] and (is_waiting or ends[0] == late):
+                    for way, node in zip(("out", "in"), ends, strict=True):
+                        then[way, node] = then.get((way, node), 0) + line.nbytes
+    assert max(then.values()) <= nbytes
+
+
+@EXAMPLES
 @given(st.lists(st.integers(1, 3), min_size=2, max_size=8), st.integers(1, 3), st.sampled_from((64, 1024, 1 << 14)))
 def test_a_ring_keeps_every_link_equally_busy(ranks, arrays, piece_bytes):
     nodes = [f"n{host}" for host, count in enumerate(ranks) for _ in range(count)]
