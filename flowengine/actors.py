@@ -16,6 +16,7 @@ from .functions import STREAM, Plan, pack_call, results_of, start_default
 from .objects import codec
 from .options import ActorOptions, TaskOptions, actor_options, task_options
 from .refs import Current, ObjectRef, checked, current_session
+from .scheduling.policies import check_text
 
 if TYPE_CHECKING:
     from .runtime.session import Session
@@ -29,6 +30,8 @@ class ActorClass:
     """A class whose instances live in processes of their own: C.remote(...) gives a handle at once."""
 
     def __init__(self, cls: type, options: ActorOptions) -> None:
+        for name in (cls.__name__, *methods_of(cls)):
+            check_text("the name of an actor's class or method", name)
         self._class = cls
         self._options = options
         self._plan: Plan | None = None
@@ -140,7 +143,8 @@ class ActorHandle:
 
     def __getattr__(self, name: str) -> ActorMethod:
         if name not in self._methods:
-            raise AttributeError(f"actor {self._name} has no method {name!r}; it has {', '.join(self._methods)}")
+            known = ", ".join(self._methods) or "none"
+            raise AttributeError(f"actor {self._name} has no method {name!r}; it has {known}")
         return ActorMethod(self, name, DEFAULTS)
 
     def __dir__(self) -> list[str]:
@@ -266,6 +270,7 @@ def get_actor(name: str) -> ActorHandle:
     """The handle of a named actor; raises ActorNotFound."""
     if not isinstance(name, str) or not name:
         raise BadType(f"an actor's name is a string, not {name!r}")
+    check_text("an actor's name", name)
     session = Current.session or start_default()
     entry = session.ask_head("name.get", name)
     if entry is None:

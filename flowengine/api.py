@@ -31,6 +31,7 @@ from .options import real, resource_amounts, whole
 from .refs import CompletedRefs, Current, ObjectRef, checked
 from .runtime import gpus
 from .runtime.launched import DriverSettings, launch
+from .scheduling.policies import check_text
 
 if TYPE_CHECKING:
     from .runtime.driver import DriverSession
@@ -103,6 +104,7 @@ def init(
         raise AlreadyInitialized("flowengine.init() was called before; call flowengine.shutdown() first")
     if job is not None and (not isinstance(job, str) or not job):
         raise BadType(f"job must be a name, not {job!r}")
+    check_text("job", job or "")
     if address is not None and (num_workers is not None or object_store_bytes is not None or resources is not None):
         raise BadValue("num_workers, resources and object_store_bytes belong to the nodes of the cluster at address")
     if client is not None and (address, num_workers, object_store_bytes, resources) != (None,) * 4:
@@ -157,6 +159,7 @@ def driver_settings(
     if object_store_bytes is not None:
         wanted_bytes = whole("object_store_bytes", object_store_bytes, STORE_BYTES_MIN, 1 << 50)
     folder, durable_url = state_places(state_dir)
+    check_text("state_dir", folder)
     check_folder(folder)
     total = (("CPU", float(count)), ("memory", float(memory_bytes())), *custom)
     return DriverSettings(
@@ -177,9 +180,16 @@ def memory_bytes() -> int:
 
 
 def store_bytes(wanted_bytes: int, share: float = 1.0) -> int:
-    """The size of a store; share: the part of the host's shared memory that is for it, from 0 to 1."""
+    """The size of a store; share: the part of the host's shared memory that is for it, from 0 to 1.
+
+    Raises BadValue where there is no shared memory, or nothing can be written there.
+    """
     # A container may have far less shared memory than memory: beyond it values are spilled, not refused.
-    room = os.statvfs(STORE_ROOT)
+    try:
+        room = os.statvfs(STORE_ROOT)
+        os.rmdir(tempfile.mkdtemp(prefix="flowengine-", dir=STORE_ROOT))
+    except OSError as error:
+        raise BadValue(f"{STORE_ROOT}, where values are shared, cannot be used: {error}") from error
     room_bytes = int(room.f_blocks * room.f_frsize * SHARED_MEMORY_FRACTION * min(1.0, share))
     return max(STORE_BYTES_MIN, min(wanted_bytes, room_bytes))
 
@@ -499,7 +509,7 @@ def page_url() -> str:
 
 
 def timeline(path: str | os.PathLike[str]) -> int:
-    """Write the last runs of this program's tasks as a Chrome trace (for Perfetto); gives the number of runs."""
+    """Write the last runs of this program's tasks and calls as a Chrome trace (for Perfetto); gives their number."""
     return asking.write_timeline(session_or_start(), path)
 
 

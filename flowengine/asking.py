@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from .errors import FlowError
-from .observe.timeline import on_one_clock, spans, trace
+from .observe.timeline import on_one_clock, trace
 from .resources import job
 from .scheduling.resources import APART, BESIDE
 
@@ -119,9 +119,9 @@ def clocks(session: Session) -> dict[str, int]:
 
 
 def write_timeline(session: Session, path: str | os.PathLike[str]) -> int:
-    """Write the runs of this process's tasks as a Chrome trace; gives their number."""
-    from .runtime.answers import submitter  # here, as a program imports the runtime when it starts
+    """Write the runs of what this process has submitted as a Chrome trace; gives their number."""
+    from .runtime.answers import runs  # here, as a program imports the runtime when it starts
 
-    found = on_one_clock(spans(session.owner.spans, *submitter(session)), session.node_id, clocks(session))
+    found = on_one_clock(runs(session), session.node_id, clocks(session))
     Path(path).write_bytes(msgspec.json.encode(trace(found)))
     return len(found)

@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -143,10 +144,19 @@ def state_dir_of(options: argparse.Namespace) -> str:
 # --- head and node ------------------------------------------------------------------------------------------------
 
 
+def check_host(host: str) -> None:
+    """Raise BadValue when nobody can listen at this address here."""
+    try:
+        socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        raise BadValue(f"--host must be an address of this host, not {host!r}: {error}") from error
+
+
 def run_head_command(options: argparse.Namespace) -> int:
     """be the head of a cluster; started again with the same state it continues"""
     from flowengine.runtime.launcher import run_head
 
+    check_host(options.host)
     if not 0 <= options.port < 65_536:
         raise BadValue(f"--port must be between 0 and 65535, not {options.port}")
     state_dir = state_dir_of(options)
@@ -154,11 +164,27 @@ def run_head_command(options: argparse.Namespace) -> int:
     asked = {name: port for name in ("page_port", "metrics_port") if (port := getattr(options, name)) is not None}
     settings = head_settings(options.host, os.path.abspath(options.connection_file), state_dir, not options.no_tls,
                              make_config({**from_environment(os.environ), **asked}), options.port)
+    if other := asyncio.run(other_head(options.connection_file, settings.session)):
+        raise BadValue(f"{options.connection_file} is of another head, which runs at {other}, and nobody would find "
+                       "that one any more: end it first, or give this one a file of its own")
     return run_head(settings)
+
+
+async def other_head(file: str, session: str) -> str:
+    """Where the head runs to which a connection file leads, if there is one, and it is of another session."""
+    from flowengine.runtime.visitor import Visitor
+
+    with contextlib.suppress(FlowError):  # no file, not one of ours, or nobody answers there
+        known = read_connection(file)
+        if known.session != session and listens(known.address):
+            async with Visitor(known):
+                return known.address.partition("#")[0]
+    return ""
 
 
 def run_node_command(options: argparse.Namespace) -> int:
     """be a node: this host's store and workers"""
+    check_host(options.host)
     connection = read_connection(options.join)
     with presence(connection):
         from flowengine.runtime.launcher import run_launcher
@@ -444,14 +470,15 @@ async def _spans(connection: Connection) -> list[Span]:
 def run_stop(options: argparse.Namespace) -> int:
     """end all nodes and the head"""
     connection = connection_of(options)
-    count, left = asyncio.run(_stop(connection))
+    file = session_path(state_dir_of(options), connection.session)  # of a local engine, whose launcher removes it last
+    count, left = asyncio.run(_stop(connection, file.exists))
     print(f"{count} nodes and the head of session {connection.session} were told to end")
     for address in left:
         print(f"still there after {END_PATIENCE_S:g} s: {address}", file=sys.stderr)
     return 1 if left else 0
 
 
-async def _stop(connection: Connection) -> tuple[int, list[str]]:
+async def _stop(connection: Connection, is_here: Callable[[], bool]) -> tuple[int, list[str]]:
     from flowengine.runtime.process import END_TOPIC
     from flowengine.runtime.visitor import Visitor
 
@@ -463,7 +490,7 @@ async def _stop(connection: Connection) -> tuple[int, list[str]]:
         with contextlib.suppress(FlowError):  # a local engine's head ends with its node
             await visitor.ask_head(END_TOPIC)
         end_s = loop.time() + END_PATIENCE_S
-        while left := [address for address in ending if address not in visitor.lost]:
+        while (left := [address for address in ending if address not in visitor.lost]) or is_here():
             if loop.time() > end_s:
                 break
             await asyncio.sleep(END_LOOK_S)

@@ -31,7 +31,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_s_max: float = 0.005               # run time of the work that may wait at a worker
     pipeline_tasks_max: int = 256
     stream_items_max: int = 64                  # items of a stream that nobody has taken yet
-    workers_extra_max: int = 256                # workers beyond the slots, for tasks blocked in get
+    workers_extra_max: int = 256                # workers beyond the slots and those of actors
     worker_idle_s: float = 5.0                  # an idle worker beyond the slots ends after it
     worker_start_s_max: float = 30.0            # a worker that does not listen by then is killed
     report_interval_s: float = 0.1              # of a node's news to the head, at most so often

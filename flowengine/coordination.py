@@ -19,8 +19,9 @@ from .api import checked_timeout
 from .core.messages import ShareAnswered
 from .errors import BadType, BadValue, GetTimeout, LockLost, QueueClosed
 from .functions import session_of
+from .objects import codec
 from .options import NAME_CHARS_MAX, whole
-from .refs import Current
+from .refs import NOWHERE, Current, ObjectRef
 from .runtime.sharing import Ask, Sharing, Steps
 from .scheduling.policies import check_text
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SIZE_MAX = 1 << 40
 NOT_NOW = ("held", "full", "empty", "unset", "late")
+KEEPING = ("queue", "event", "variable")  # kinds that keep something when nobody uses them
 SIZES = {"queue": "maxsize", "semaphore": "value"}
 
 
@@ -38,6 +40,7 @@ class Shared:
 
     _kind = ""
     _origin: Session | None  # the session that knows it; None: it was not used yet
+    _counted: ObjectRef | None = None  # goes along with all handles, so that the program knows when none is left
 
     def __init__(self, name: str | None, size: int = -1) -> None:
         if name is not None and not isinstance(name, str):
@@ -51,6 +54,8 @@ class Shared:
         self._origin = session and session.origin
         if name is None:
             name = "~" + (session.sharing.new_name() if session is not None else os.urandom(16).hex())
+            if session is not None and self._kind in KEEPING:
+                self._counted = session.sharing.counted(self._kind, name)
         self._name = name
         self._size = size
         if session is not None and not name.startswith("~"):
@@ -62,9 +67,15 @@ class Shared:
         return self._name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._origin is not None:
+        is_new = self._origin is None
+        if self._origin is NOWHERE and Current.session is None:
+            return _again, (type(self), self._name, self._size)
+        if not is_new:
             session_of(self._origin, self)
-        return _again, (type(self), self._name, self._size)
+        if self._counted is not None and not codec.is_collecting():  # what others pickle is not counted: it stays
+            self._sharing().stays(self._counted)
+            return _again, (type(self), self._name, self._size)
+        return _again, (type(self), self._name, self._size, self._counted, is_new)
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and other._name == self._name
@@ -120,10 +131,14 @@ class Shared:
         yield from self._ask(verb, key=key, items=items)
 
 
-def _again(kind: type[Shared], name: str, size: int) -> Shared:
-    """One that was passed on."""
+def _again(
+    kind: type[Shared], name: str, size: int, counted: ObjectRef | None = None, is_new: bool = False
+) -> Shared:
+    """One that was passed on; is_new: it was not used yet."""
     made = kind.__new__(kind)
-    made._name, made._size, made._origin = name, size, Current.session and Current.session.origin
+    made._name, made._size = name, size
+    made._origin = Current.session.origin if Current.session is not None else None if is_new else NOWHERE
+    made._counted = counted
     return made
 
 

@@ -15,10 +15,10 @@ from .core.messages import RefTo, TaskSpec
 from .errors import BadType, SerializationError, StaleSession
 from .objects import codec
 from .options import TaskOptions, shape, task_options
-from .refs import Current, ObjectRef, StreamOfRefs, checked, no_session
+from .refs import NOWHERE, Current, ObjectRef, StreamOfRefs, checked, no_session
 from .runtime.environment import environment_of, inherited
 from .scheduling.placing import Asked, asked_by, keyed, owns
-from .scheduling.policies import Policy, turn_of
+from .scheduling.policies import Policy, check_text, turn_of
 from .scheduling.resources import program_of
 from .slots import Slot
 
@@ -43,7 +43,8 @@ class Plan:
         self.function = function_id(self.blob)
         self.refs = [ref for ref in packed.refs if isinstance(ref, ObjectRef)]  # alive as long as the plan is
         self.nested = tuple([ref.to() for ref in self.refs])
-        self.name = options.name or name
+        self.name = check_text("the name of a task, which is that of its function unless `name` is given,",
+                               options.name or name)
         self.num_returns = STREAM if options.num_returns == "stream" else int(options.num_returns)
         self.shape = shape(options)
         self.policy: Policy | None = None  # one that is asked for each call
@@ -201,8 +202,8 @@ def session_of(origin: Session | None, thing: object) -> Session:
     if origin is None:
         return session or start_default()
     if session is None or session.origin is not origin:
-        why = no_session() if Current.forked else "its session has ended: make it anew"
-        raise StaleSession(f"{thing!r}: {why}")
+        ended = NOWHERE.why if origin is NOWHERE else "its session has ended: make it anew"
+        raise StaleSession(f"{thing!r}: {no_session() if Current.forked else ended}")
     return session
 
 
@@ -278,6 +279,13 @@ def remote_function(function: Any, given: dict[str, Any]) -> RemoteFunction:
         raise BadType(f"{function!r} is remote already; use .options(...)")
     if not callable(function):
         raise BadType(f"only functions can be remote, not {function!r}")
-    if inspect.iscoroutinefunction(function):
-        raise BadType(f"{function.__name__} is an async function: a task is a plain function (it may call asyncio.run)")
-    return RemoteFunction(function, options)
+    made = RemoteFunction(function, options)
+    if is_async(function):
+        raise BadType(f"{made._name} is an async function: a task is a plain function (it may call asyncio.run)")
+    return made
+
+
+def is_async(function: Any) -> bool:
+    """Whether calls of it are for an event loop."""
+    ways = (function, type(function).__call__)
+    return any(inspect.iscoroutinefunction(way) or inspect.isasyncgenfunction(way) for way in ways)

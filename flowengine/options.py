@@ -21,6 +21,11 @@ AMOUNT_MAX = 2.0**53            # beyond it a float does not count single units
 NAME_CHARS_MAX = 1_000
 BUILTIN_RESOURCES = ("CPU", "GPU", "memory")
 INSTEAD = {  # of names that other engines have
+    "concurrency_groups": "use async methods, max_concurrency or several actors; ",
+    "max_calls": "processes are shared and live on; ",
+    "max_task_retries": "calls are done again as recovery says; ",
+    "memory": "use memory_bytes; ",
+    "namespace": "names belong to the cluster; ",
     "runtime_env": "use env_vars and working_dir; ",
     "scheduling_strategy": "use placement; ",
 }

@@ -33,6 +33,18 @@ def no_session() -> str:
     return "there is no session: call flowengine.init() first"
 
 
+class Nowhere:
+    """In place of the session in what was unpickled by a process that has none: it can be passed on, and no more.
+
+    To refuse it there would break those who unpickle for others: it ends links of Dask's scheduler and workers.
+    """
+
+    why = "it belongs to the session of another process, in which this one has no part: pass on values in its place"
+
+
+NOWHERE: Any = Nowhere()
+
+
 def current_session() -> Session:
     """The session, or StaleSession when there is none."""
     if Current.session is None:
@@ -76,10 +88,13 @@ class ObjectRef:
 
     def __repr__(self) -> str:
         if self._session is not Current.session:
-            return f"ObjectRef({short(self.oid)}, of an earlier session)"
+            whose = "another process's" if self._session is NOWHERE else "an earlier"
+            return f"ObjectRef({short(self.oid)}, of {whose} session)"
         return f"ObjectRef({self._session.why(self.oid)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self._session is NOWHERE and Current.session is None:
+            return rebuild_ref, (self.oid, self.owner, self.heir)
         checked(self)
         codec.note_ref(self)
         ref = self.to()
@@ -96,7 +111,8 @@ class ObjectRef:
 
 def rebuild_ref(oid: bytes, owner: str, heir: str) -> ObjectRef:
     """What unpickling a reference calls."""
-    return current_session().ref_arrived(oid, owner, heir)
+    session = Current.session
+    return ObjectRef(NOWHERE, oid, owner, heir) if session is None else session.ref_arrived(oid, owner, heir)
 
 
 def checked(ref: ObjectRef, actor: object = None) -> Session:
@@ -104,8 +120,8 @@ def checked(ref: ObjectRef, actor: object = None) -> Session:
     session = ref._session
     if session is not Current.session:
         what = "value" if actor is None else "actor"
-        why = no_session() if Current.forked else f"its session has ended, the {what} went with it"
-        raise StaleSession(f"{actor or ref!r}: {why}")
+        ended = NOWHERE.why if session is NOWHERE else f"its session has ended, the {what} went with it"
+        raise StaleSession(f"{actor or ref!r}: {no_session() if Current.forked else ended}")
     return session
 
 

@@ -282,7 +282,7 @@ async def test_a_killed_process_is_lost_at_once_and_once() -> None:
             await a.until(lambda: a.got)
             os.kill(child.process.pid, signal.SIGKILL)
             await a.until(lambda: a.lost)
-            assert a.lost[0][0] == child.address
+            assert (a.lost[0][0], a.endpoint.has_ended(child.address)) == (child.address, True)
             a.endpoint.send(child.address, Note(8))
             with pytest.raises(PeerGone):
                 await a.endpoint.connect(child.address)
@@ -297,7 +297,7 @@ async def test_the_acceptor_also_finds_out_that_the_connector_was_killed() -> No
             assert a.lost == []
             os.kill(child.process.pid, signal.SIGKILL)
             await a.until(lambda: a.lost)
-            assert [peer for peer, _ in a.lost] == [child.address]
+            assert [(peer, a.endpoint.has_ended(peer)) for peer, _ in a.lost] == [(child.address, True)]
 
 
 @on_loop
@@ -322,7 +322,7 @@ async def test_another_process_on_the_same_port_is_not_taken_for_the_old_one() -
         gone = b.address.split("#")[0] + "#00000000"
         a.endpoint.send(gone, Note(1))
         await a.until(lambda: a.lost)
-        assert a.lost[0][0] == gone
+        assert (a.lost[0][0], a.endpoint.has_ended(gone)) == (gone, True)
         assert b.got == []
 
 
@@ -546,8 +546,8 @@ async def test_a_cut_that_lasts_is_a_loss_on_both_sides() -> None:
         a.endpoint.cut()
         await a.until(lambda: a.lost)
         await b.until(lambda: b.lost)
-        assert [peer for peer, _ in a.lost] == [b.address]
-        assert [peer for peer, _ in b.lost] == [a.address]
+        assert [(peer, a.endpoint.has_ended(peer)) for peer, _ in a.lost] == [(b.address, False)]
+        assert [(peer, b.endpoint.has_ended(peer)) for peer, _ in b.lost] == [(a.address, False)]
 
 
 @on_loop

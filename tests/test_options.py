@@ -1,12 +1,16 @@
 """Options of tasks are checked when they are given."""
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import flowengine as flow
 from flowengine.errors import BadType, BadValue, UsageError
+from flowengine.functions import Plan, remote_function
 from flowengine.options import NUM_RETURNS_MAX, TaskOptions, actor_options, shape, task_options
 
 
@@ -61,6 +65,8 @@ def test_a_name_that_other_engines_have_is_told_what_does_the_same():
         actor_options({"runtime_env": {}})
     with pytest.raises(BadValue, match="use placement; known are"):
         task_options({"scheduling_strategy": "SPREAD"})
+    with pytest.raises(BadValue, match="'max_task_retries': calls are done again as recovery says; known are"):
+        actor_options({"max_task_retries": 1})
 
 
 def test_a_name_like_no_other_lists_all():
@@ -103,3 +109,38 @@ def test_anything_is_kept_or_refused_with_a_usage_error(options):
         return
     assert all(amount > 0 for _, amount in shape(kept))
     assert task_options({}, kept) == kept
+
+
+async def later():
+    return 1
+
+
+async def items():
+    yield 1
+
+
+class Later:
+    async def __call__(self):
+        return 1
+
+
+@pytest.mark.parametrize("fn", [later, items, functools.partial(later), functools.partial(items), Later()])
+def test_what_only_an_event_loop_runs_is_no_task(fn):
+    with pytest.raises(BadType, match="is an async function: a task is a plain function"):
+        remote_function(fn, {"num_returns": "stream"})
+
+
+@pytest.mark.parametrize("bad", ["half \udc80 a character", "with \0 in it"])
+def test_names_that_no_message_can_hold_are_refused_where_they_are_given(bad):
+    for refused in (
+        lambda: task_options({"name": bad}),
+        lambda: actor_options({"name": bad}),
+        lambda: flow.remote(type("Odd", (), {bad: lambda self: 1})),
+        lambda: Plan(None, len, task_options({}), bad),
+        lambda: flow.get_actor(bad),
+        lambda: flow.init(job=bad),
+        lambda: flow.init(state_dir=bad),
+        lambda: flow.Lock(bad),
+    ):
+        with pytest.raises(BadValue, match="must be text"):
+            refused()

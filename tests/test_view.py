@@ -174,3 +174,11 @@ def test_the_token_is_the_same_in_every_life_and_tells_no_secret():
     ("abc", True), ("ab", False), ("", False), ("äbc", False), ("\ud800", False)])
 def test_tokens_are_compared_whatever_is_given(given, is_same):
     assert same(given, "abc") is is_same
+
+
+def test_what_waits_is_told_from_what_runs():
+    worker = {"worker_id": "n.w1", "task": "ab" * 16, "name": "f", "actor": "", "attempt": 1, "age_s": 2.0, "pid": 7,
+              "cpu_share": 0.0, "memory_bytes": 0}
+    workers = [{**worker, "state": "blocked"}, {**worker, "state": "leased", "worker_id": "n.w2"}]
+    made = tables.running([{"workers": workers}], [], 100)
+    assert [str(cell) for cell in made.columns[0].cells] == ["f (waits)", "f"]

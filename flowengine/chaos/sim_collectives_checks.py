@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .sim_collectives import GroupWorld
 
 STORE_BYTES = 1 << 16  # a smaller store may be full
-EXCUSED = ("lost", "timeout")  # kinds of failures that follow from harm
+EXCUSED = ("lost", "behind", "timeout")  # kinds of failures that follow from harm
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -325,6 +325,7 @@ class Member(Peer):
     def give(self, op: GroupOp) -> Generator[None, Any, tuple[GroupOp, int, StepGiven]]:
         """Give to an operation; a larger gift is an object in the store of this host."""
         assert self.seating is not None
+        header, blob = fused(op, given(self.script.key, op, self.rank, self.seating.size_at(self.next_step, self.size)))
         step: Step
         if op.source >= 0:
             number = self.pairs.get((op.source, op.target), 0)
@@ -333,7 +334,6 @@ class Member(Peer):
         else:
             step = WHOLE, WHOLE, self.next_step
             self.next_step += 1
-        header, blob = fused(op, given(self.script.key, op, self.rank, self.size))
         group, oid = self.seating.group, b""
         if len(blob) > self.world.scenario.config.collective_inline_bytes_max:
             oid = given_name(group, self.script.key, self.address, step)

@@ -190,6 +190,11 @@ class Network:
         peer.known.pop(other, None)
         peer.lost(other, reason)
 
+    def has_ended(self, address: str) -> bool:
+        """Whether who dials it is refused: nobody listens there any more, and its host can be reached."""
+        peer = self.peers.get(address)
+        return peer is not None and not peer.alive and peer.host not in self.cut
+
     def cut_host(self, host: str) -> None:
         """Nothing goes to or comes from this host until it is healed."""
         self.cut[host] = self.clock.now

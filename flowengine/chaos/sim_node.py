@@ -276,4 +276,4 @@ class SimHead(Server):
 
     def lost(self, peer: str, reason: str) -> None:
         """A peer is gone for good."""
-        self.step(m.PeerLost(peer, reason), peer)
+        self.step(m.PeerLost(peer, reason, self.world.net.has_ended(peer)), peer)

@@ -36,11 +36,12 @@ TIMEOUT_S_MAX = 1e9
 EPOCH_STEPS = 1 << 32  # numbers of sends of one numbering of the ranks
 NO_MEMBERS = "a replay in this process has no other members: operations of groups are not replayed"
 KINDS: dict[str, type[FlowError]] = {
-    "mismatch": CollectiveMismatch, "timeout": CollectiveTimeout, "lost": MemberLost, "refused": BadValue,
-    "usage": BadValue, "store": StoreFull,
+    "mismatch": CollectiveMismatch, "timeout": CollectiveTimeout, "lost": MemberLost, "behind": MemberLost,
+    "refused": BadValue, "usage": BadValue, "store": StoreFull,
 }  # fmt: skip
 KEPT = (
-    "name", "home", "key", "timeout_s", "on_failure", "restorable", "is_formed", "next_step", "pairs", "first_pair"
+    "name", "home", "key", "timeout_s", "on_failure", "restorable", "is_formed", "next_step", "pairs", "first_pair",
+    "refusal"
 )  # fmt: skip
 
 
@@ -94,8 +95,9 @@ class Group:
 
     @property
     def size(self) -> int:
-        """How many members there are."""
-        return self.place.size
+        """How many members there are; while steps are repeated, how many there were."""
+        place = self.place
+        return place.seating.size_at(self.next_step, place.size) if place.seating is not None else place.size
 
     @property
     def epoch(self) -> int:
@@ -112,7 +114,7 @@ class Group:
         if not self.is_formed:
             self.is_formed = True
             self.next_step = max(self.next_step, news.first_step)
-        elif news.size < self.size:  # ranks have new numbers
+        elif news.size < self.place.size:  # ranks have new numbers
             self.pairs, self.first_pair = {}, news.seating.epoch * EPOCH_STEPS
         self.place = Place(news.size, news.rank, news.seating)
 
@@ -148,6 +150,11 @@ class Group:
             self.members.leave(self.seat)
         self.left = True
 
+    def fall_behind(self, reason: str) -> None:
+        """The others have done a step that this member cannot do: none of its later ones may mix with theirs."""
+        self.leave()
+        self.refusal = ("behind", reason)
+
     def error(self, kind: str, reason: str) -> FlowError:
         """What is raised for a failure: the same on all ranks."""
         text = reason if repr(self.name) in reason else f"group {self.name!r}: {reason}"
@@ -164,7 +171,8 @@ class Group:
         members = Current.session.membership if Current.session is not None else None
         if members is not None and members.home() == self.home:
             self.members = members
-            members.sit(self)  # the others wait for it
+            if self.refusal is None:
+                members.sit(self)  # the others wait for it
 
     def __repr__(self) -> str:
         return f"Group({self.name!r}, rank {self.rank} of {self.size}, epoch {self.epoch})"
@@ -325,6 +333,8 @@ class Call:
     def value(self, outcome: Any) -> Any:
         """What the operation gives; raises what the step failed with."""
         if type(outcome) is not StepDone:
+            if outcome.kind == "behind":
+                self.group.fall_behind(outcome.reason)
             raise self.group.error(outcome.kind, outcome.reason)
         op = self.header.op
         if outcome.empty or op in ("barrier", "admit", "send"):

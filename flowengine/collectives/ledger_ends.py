@@ -29,6 +29,8 @@ class Ends:
             self.desk.out.timer(max(0.0, due_s - now), LedgerDue(ledger.group))
 
     def _tell_failed(self, ledger: Ledger, step: Step, seat: Seat, kind: str, reason: str) -> None:
+        if kind == "behind":
+            seat.reason = reason  # for the others, when it leaves
         self.desk.out.send(seat.address, StepFailed(ledger.group, step, kind, reason, seat.rank))
 
     # --- what was given ---------------------------------------------------------------------------

@@ -300,7 +300,7 @@ class SeatKeeper:
         seat = next((seat for seat in here if seat.rank == rank), here[0] if len(here) == 1 else None)
         if seat is not None:
             seat.left = True
-            self._away(ledger, [seat], "", now)
+            self._away(ledger, [seat], seat.reason, now)
             self.next_lives(now)
 
     def _away(self, ledger: Ledger, seats: list[Seat], reason: str, now: float) -> None:
@@ -350,7 +350,7 @@ class SeatKeeper:
         for rank, seat in enumerate(rest):
             seat.rank = rank
         ledger.epoch += 1
-        ledger.size = len(rest)
+        ledger.size, ledger.grown = len(rest), ()
         kept = tuple(start for start in starts if start < len(rest))
         ledger.rosters.append(Roster(ledger.epoch, rest, order, kept))
         lost.rank = gap
@@ -383,6 +383,7 @@ class SeatKeeper:
             starts.append(len(order))
             order += ranks
         seats = (*old.seats, *newcomers)
+        ledger.grown = (*(ledger.grown or ((0, ledger.size),)), (book.step[2] + 1, len(seats)))
         ledger.size = len(seats)
         ledger.rosters.append(Roster(ledger.epoch + 1, seats, tuple(order), tuple(starts)))
         self.steps.grown(ledger, book.step[2])
@@ -406,7 +407,7 @@ class SeatKeeper:
             for rank, (node, key) in enumerate(zip(seating.nodes, seating.keys, strict=True))
         )
         ledger.rosters = [Roster(0, seats, seating.order, seating.starts)]
-        ledger.formed, ledger.adopted, ledger.epoch = True, True, seating.epoch
+        ledger.formed, ledger.adopted, ledger.epoch, ledger.grown = True, True, seating.epoch, seating.grown
         for other in list(self.by_name.get(event.name, [])):
             if other.formed:
                 self._end(other)

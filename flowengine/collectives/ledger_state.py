@@ -172,6 +172,7 @@ class Ledger:
     open: dict[Step, Book] = field(default_factory=dict)  # those that are not settled
     floor: int = 0  # steps of the group before are forgotten
     floor_reason: str = ""
+    grown: tuple[tuple[int, int], ...] = ()  # as in Seating
     pairs: dict[Step, Book] = field(default_factory=dict)  # settled steps of two
     nodes: dict[str, None] = field(default_factory=dict)  # that may hold something of it
     kept_bytes: dict[str, int] = field(default_factory=dict)  # by node: objects
@@ -208,4 +209,4 @@ class Ledger:
         roster = self.roster
         nodes = tuple(seat.node if seat.address else "" for seat in roster.seats)
         keys = tuple(seat.joined.key for seat in roster.seats)
-        return Seating(self.group, self.epoch, roster.order, roster.starts, nodes, keys)
+        return Seating(self.group, self.epoch, roster.order, roster.starts, nodes, keys, self.grown)

@@ -69,7 +69,7 @@ class StepKeeper(Early):
         if book is None:
             if whole and event.step[2] < ledger.floor:
                 reason = ledger.floor_reason or "all members had passed it"
-                self._tell_failed(ledger, event.step, seat, "lost", f"{step_text(event.step)} is forgotten: {reason}")
+                self._tell_failed(ledger, event.step, seat, "behind", f"{step_text(event.step)} is forgotten: {reason}")
                 self._not_needed(event, seat, None)
                 return
             book = self._open(ledger, event.step, now)
@@ -197,6 +197,9 @@ class StepKeeper(Early):
             self.fail(ledger, book, "timeout", late(ledger, book), now)
             return
         if ledger.adopted and self._ask_again(ledger, book, missing):
+            if book.started_s + min(AGAIN_S, ledger.timeout_s) <= now:  # all nodes have told meanwhile
+                self.fail(ledger, book, "behind", step_lost(ledger, book), now)
+                return
             checks.append(now + self.desk.config.seek_interval_s)
         early_s = self.early_s(ledger, book)
         if early_s <= now:
@@ -350,7 +353,7 @@ class StepKeeper(Early):
         elif rank in book.gifts and self.courses.lives(seat.node):
             self._make_again(ledger, book, rank, now)
         else:
-            self._tell_failed(ledger, book.step, seat, "lost", step_lost(ledger, book))
+            self._tell_failed(ledger, book.step, seat, _lost_kind(book), step_lost(ledger, book))
 
     # --- a lost result is made again --------------------------------------------------------------
 
@@ -407,7 +410,7 @@ class StepKeeper(Early):
         for rank in again:
             seat, header = book.roster.seats[rank], book.headers.get(rank)
             if seat.address and header is not None and self._is_lost(book, rank, header):
-                self._tell_failed(ledger, book.step, seat, kind, reason)
+                self._tell_failed(ledger, book.step, seat, _lost_kind(book) if kind == "lost" else kind, reason)
             elif seat.address and header is not None:
                 self.answer(ledger, book, seat, header, now)
         self._settled(ledger, book)
@@ -457,7 +460,7 @@ class StepKeeper(Early):
         self.arm(ledger, min([book.due_s for book in ledger.open.values()], default=inf), now)
 
     def renumbered(self, ledger: Ledger, old: Roster, lost: Seat, now: float) -> None:
-        """The group goes on without a member: the others do what is open anew, with new numbers."""
+        """The group goes on without a member: what is open is done anew, when all that are lost at once are out."""
         for step, book in list(ledger.books.items()):
             if step[0] != WHOLE:
                 if book.step in ledger.open:
@@ -468,7 +471,6 @@ class StepKeeper(Early):
             elif book.step in ledger.open:
                 changed = [rank for rank, seat in enumerate(book.roster.seats) if ledger.roster.rank_of(seat) != rank]
                 book.again.update((rank, None) for rank in changed if book.roster.seats[rank] is not lost)
-        self.review(ledger, now)
 
     def _leave_out(self, ledger: Ledger, book: Book, now: float) -> None:
         """Go over to the roster that is left; who was the root may be none of it."""
@@ -536,6 +538,7 @@ class StepKeeper(Early):
         """All nodes have told what they hold: what they still do for the ledger before this one is over."""
         for book in list(ledger.books.values()):
             if book.state == OPEN:
+                book.started_s = now
                 self._take_spares(book)
             if book.state in SETTLED and any(result.oid for result in book.results.values()):
                 for node in ledger.nodes:
@@ -566,6 +569,11 @@ class StepKeeper(Early):
                     self.answer(ledger, book, seat, book.headers[rank], now)
                 else:
                     book.again[rank] = None  # it is made again just now
+
+
+def _lost_kind(book: Book) -> str:
+    """How a member hears that others have a result which it will never get; of two, they may go on with others."""
+    return "behind" if book.step[0] == WHOLE else "lost"
 
 
 def _result_of(book: Book, rank: int) -> Result | None:

@@ -28,12 +28,12 @@ def seats_text(seats: Iterable[Seat]) -> str:
 def gone(ledger: Ledger, seat: Seat, now: float) -> str:
     """Why a member will not take part any more; empty while it may."""
     who = f"rank {seat.rank} of group {ledger.name!r}"
+    why = f": {seat.reason}" if seat.reason else ""
     if seat.left:
-        return f"{who} has left it ({seat.where()})"
+        return f"{who} has left it ({seat.where()}){why}"
     if seat.address:
         return ""
     again = f", attempt {seat.attempt}" if seat.attempt > 1 else ""
-    why = f": {seat.reason}" if seat.reason else ""
     died = f"{who} died ({seat.where()}{again}){why}"
     is_over = now >= seat.lost_s + ledger.timeout_s
     if seat.unknown:

@@ -298,8 +298,11 @@ class Posts(Pieces):
         kept = self.kept.step_of(course.group, course.op)
         if course.keeps_gifts and (kept is None or not kept.failed[0]):
             self.kept.keep_gifts(course, tuple(work.given))
-        else:
-            self.kept.free(tuple(work.given))
+            return
+        self.kept.free(tuple(work.given))
+        # Of these the store may hear after the ledger: its members have given, on the same host but another way.
+        late = [oid for oid in work.missing if oid not in work.awaited and oid not in self.store.entries]
+        self.kept.free(tuple(late), present=False)
 
     def _drop(self, result: Result) -> None:
         """A result that is not whole is not needed; its room is given back, if it was given."""

@@ -302,7 +302,7 @@ class Seats:
         for seat in self.meant(event):
             open_ = seat.open.pop(event.step)
             self.tell(open_.ticket, event)
-            if type(event) is StepFailed and event.kind == "lost":
+            if type(event) is StepFailed and event.kind in ("lost", "behind"):
                 self.let_go(open_.given)
             if seat.leaving and not seat.open:
                 self.seat_left(SeatLeft(seat.number))

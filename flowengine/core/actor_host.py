@@ -53,6 +53,7 @@ class HostReady(m.Message, frozen=True):
     snapshot: Any  # Snapshot or None
     error: bytes = b""
     passed_over: tuple[tuple[int, str], ...] = ()  # checkpoints that were bad: calls before them, and why
+    took: tuple[int, int] = (0, -1)  # when that began, and how long it took, in microseconds
 
 
 class Rested(m.Message, frozen=True):
@@ -184,7 +185,7 @@ class ActorHost(ActorSaving):
                 self.restore(event.snapshot)
         for calls, reason in event.passed_over:
             self.send(self.owner, m.CheckpointFailed(self.id, self.push.attempt, calls, reason))
-        self.send(self.owner, m.ActorReady(self.id, self.push.attempt, self.me, event.error, self.calls))
+        self.send(self.owner, m.ActorReady(self.id, self.push.attempt, self.me, event.error, self.calls, *event.took))
         self.run_next()
 
     # --- calls come ------------------------------------------------------------------------------------------

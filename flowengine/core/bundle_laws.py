@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from flowengine.scheduling.resources import CPU
+from flowengine.scheduling.devices import gpus_in
+from flowengine.scheduling.resources import CPU, SCALE
 
 from .bundles import is_gang
 
@@ -25,6 +26,21 @@ def offered(node: Node) -> Iterator[str]:
             yield f"{bundle.name} lends {bundle.lent}"
         if bundle.ending and not any(lease.bundle == bundle.name for lease in node.leases.leases.values()):
             yield f"{bundle.name} has ended and is held"
+
+
+def shared(node: Node) -> Iterator[str]:
+    """What a node has given of its GPUs."""
+    leases, sums = node.leases, dict[tuple[str, str], int]()
+    bundles = [("", bundle.devices, bundle.units) for bundle in node.bundles.held.values()]
+    for pool, names, units in (*bundles, *((held.bundle, held.devices, held.units) for held in leases.leases.values())):
+        for name in names:
+            sums[pool, name] = sums.get((pool, name), 0) + min(gpus_in(units), SCALE)
+    said = {(pool, name): count for pool, devices in leases.devices.items() for name, count in devices.held().items()}
+    if said != sums:
+        yield f"{said}, really {sums}"
+    for (pool, name), count in said.items():
+        if count > leases.devices[pool].size:
+            yield f"{count / SCALE} of GPU {name}{' of ' if pool else ''}{pool} is taken"
 
 
 def placed(head: Head) -> Iterator[str]:

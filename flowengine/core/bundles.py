@@ -14,6 +14,7 @@ MARK = "@"  # before the name of a bundle: what a member holds of it, besides am
 MARKS = (MARK + GANG, MARK + GROUP)
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 GONE = "is gone"  # why a node refuses to open bundles
+SPLIT = "has no such GPUs free, only parts of several"  # why it does not take them though the amounts are free
 
 
 def bundle_name(group: str, index: int) -> str:

@@ -58,6 +58,8 @@ class ActorAt(Message, frozen=True):
     worker: str = ""
     recovery: str = "exactly_once"
     error: bytes = b""
+    worker_id: str = ""
+    node_id: str = ""
 
 
 class ActorHere(Message, frozen=True):
@@ -74,6 +76,8 @@ class ActorReady(Message, frozen=True):
     worker: str
     error: bytes = b""  # the constructor raised
     restored: int = 0  # calls before the checkpoint that it began from
+    began_us: int = 0  # on the clock of the worker's host
+    run_us: int = -1  # what that took; -1: it is not told
 
 
 class ActorRecovered(Message, frozen=True):

@@ -42,6 +42,11 @@ class Seating(Record, frozen=True):
     starts: tuple[int, ...] = ()  # positions in `order` at which a host's ranks begin
     nodes: tuple[str, ...] = ()  # by rank: the node of each member, "" while it is away
     keys: tuple[bytes, ...] = ()  # by rank, as in GroupJoined: a new ledger gives a seat to none but its member
+    grown: tuple[tuple[int, int], ...] = ()  # (number of a step, members from it on), once some were taken in
+
+    def size_at(self, number: int, size: int) -> int:
+        """How many members take part in a step of the whole group, when there are so many now."""
+        return next((then for first, then in reversed(self.grown) if first <= number), size)
 
 
 # --- members and ledger ---------------------------------------------------------------------------

@@ -142,6 +142,12 @@ class WorkerChecked(Message, frozen=True):
     cpu_s: float
 
 
+class MemorySeen(Message, frozen=True):
+    """Node's shell: so much of the host's shared memory is free, for its store and for all others."""
+
+    free_bytes: int
+
+
 class SealedInVain(Message, frozen=True):
     """What a process has sealed lies no longer under the object's name: another life of the object has taken it."""
 
@@ -173,10 +179,11 @@ class ObjectRestored(Message, frozen=True):
 
 
 class RestoreFailed(Message, frozen=True):
-    """The object could not be read back."""
+    """The object could not be read back; free_bytes: for lack of shared memory, of which so much is free."""
 
     oid: bytes
     reason: str
+    free_bytes: int | None = None
 
 
 class ObjectPulled(Message, frozen=True):

@@ -338,6 +338,14 @@ class Commons:
         self._drop_holds(peer, None)
         return self._replies()
 
+    def forget(self, kind: str, name: str) -> bool:
+        """Nobody has a handle any more, so what it holds goes; False while somebody still waits for it."""
+        entry = self.entries.get((kind, name))
+        if entry is not None and any(self.entry_of(wait) is entry for wait in self.waits.values()):
+            return False
+        self.entries.pop((kind, name), None)
+        return True
+
     def why(self, peer: str, number: int) -> str:
         """What a question waits for, in words; "" when it does not wait."""
         wait = self.waits.get((peer, number))

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from flowengine.config import Config
 
 TOLD_AT_ONCE_MAX = 16  # members; with more of them news of those that join are gathered
+BACK_BEATS = 3  # heartbeats after which a node that lives has noticed that there is a new head
 SILENCE_FACTOR = 2  # a node whose link stands may be silent for so many times longer
 DEAD_KEPT_MAX = 1_000  # addresses of dead nodes that are told to nodes that join
 
@@ -62,6 +63,10 @@ class HeadSettings(Record, frozen=True):
 
 class HeadBeat(Message, frozen=True):
     """A heartbeat has passed."""
+
+
+class AbsentAsked(Message, frozen=True):
+    """Nodes that live have found this head by now; it dials the others, and a dead one's port refuses."""
 
 
 class NewsDue(Message, frozen=True):
@@ -142,6 +147,7 @@ class Head(Part):
         self._beat_s = now
         self.expect_until_s = now + self.config.suspect_after_s
         self.out.timer(self.config.heartbeat_s, HeadBeat())
+        self.out.timer(BACK_BEATS * self.config.heartbeat_s, AbsentAsked())
         self.resources.start()
         self.bundles.start()
         return self.out.take()
@@ -182,6 +188,9 @@ class Head(Part):
     @on(NodeJoined)
     def _joined(self, event: NodeJoined, now: float, sender: str) -> None:
         entry = event.entry
+        for former in event.former:
+            if former in self.members or former in self.expected:
+                self._bury(former)
         row = self.rows.get(entry.node_id)
         epoch = self._epoch_of(entry, row)
         if not epoch:
@@ -273,11 +282,22 @@ class Head(Part):
 
     @on(PeerLost)
     def _peer_lost(self, event: PeerLost, now: float, sender: str) -> None:
-        member = self.members.get(self.by_address.get(event.peer, ""))
-        if member is not None:
-            member.link_lost_s = now
-        else:
-            self.jobs.lost(event.peer)
+        node_id = self.by_address.get(event.peer, "") or self._absent_at(event.peer)
+        if not node_id:
+            self.jobs.lost(event.peer, event.ended)
+        elif event.ended:
+            self._bury(node_id)
+            self._tell_nodes("")
+        elif node_id in self.members:
+            self.members[node_id].link_lost_s = now  # it may be cut off only: time tells
+
+    def _absent_at(self, address: str) -> str:
+        return next((node_id for node_id in self.expected if self.rows[node_id].address == address), "")
+
+    @on(AbsentAsked)
+    def _ask_absent(self, event: AbsentAsked, now: float, sender: str) -> None:
+        for node_id in self.expected:
+            self.out.send(self.rows[node_id].address, Ping(0))
 
     def _job_ended(self, job: str) -> None:
         self.resources.job_ended(job)
@@ -314,6 +334,7 @@ class Head(Part):
         if gone:
             self._tell_nodes("")
         self.bundles.beat(now)
+        self.slots.beat(now, self.config.starve_s)
         self.out.timer(self.config.heartbeat_s, HeadBeat())
 
     def _bury(self, node_id: str) -> None:

@@ -19,7 +19,7 @@ from flowengine.scheduling.bundling import Table, arrange, minus_units, summed, 
 from flowengine.scheduling.resources import CPU, Units, shape_of, units_of
 from flowengine.scheduling.rooms import Room
 
-from .bundles import GONE, group_of, index_of, is_gang
+from .bundles import GONE, SPLIT, group_of, index_of, is_gang
 from .commands import WriteJournal
 from .dispatch import Part, on
 from .messages import (
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 GROUP_ROW = "bundles/"
 FAILURES_MAX = 16  # sets in a row that found no room: those behind them are looked at with the next beat
 HOLDS_DOUBLED_MAX = 6  # a hold that was too short is tried again, longer
+SPLIT_BEATS = 2  # heartbeats; a node whose GPUs are shared in parts is asked again then
 SERVE_S = 0.05  # reports of many nodes are not looked into one by one
 NODES_FEW = 16  # what one of so few gives back is
 LISTED_MAX = 30  # sets that are told to people
@@ -73,6 +74,7 @@ class Group:
     turn: int = 0
     holds: int = 0  # how often slots were held free for it
     no_hold_before_s: float = NEVER_S
+    split: dict[str, float] = field(default_factory=dict)  # nodes without GPUs for it though amounts are free; until
     reason: str = ""
     never: str = ""  # why the nodes could not hold it if they were empty
     looked: tuple[int, float] = (0, 0.0)  # after which change of nodes that was found out, and when about
@@ -235,6 +237,9 @@ class HeadBundles(Part):
 
     def _try(self, group: Group, free: Table, hold_s: float) -> bool:
         """Asks nodes for all that it has not; False when there is no room."""
+        if group.split and not hold_s:  # others may do; it is asked again after a while
+            group.split = {node_id: until_s for node_id, until_s in group.split.items() if until_s > self.beat_s}
+            free = {node_id: row for node_id, row in free.items() if node_id not in group.split}
         plan = arrange(free, group.units, group.described.strategy, group.places)
         if plan is None:
             return False
@@ -271,6 +276,8 @@ class HeadBundles(Part):
         group.silent.pop(node_id, None)
         if event.refused:
             group.asked = {index: node for index, node in group.asked.items() if node != node_id}
+            if event.refused == SPLIT:
+                group.split[node_id] = now + SPLIT_BEATS * self.head.config.heartbeat_s
             if self.holding == group.id:
                 group.no_hold_before_s = now + self.head.config.starve_s
                 group.holds = min(group.holds + 1, HOLDS_DOUBLED_MAX)
@@ -284,6 +291,7 @@ class HeadBundles(Part):
             self._send(node_id, BundlesOpened(group.id, group.turn))
         group.places.update(group.asked)
         group.asked, group.holds, group.reason, group.turn = {}, 0, "", 0
+        group.split = {}
         del self.waiting[group.id]
         if self.holding == group.id:
             self.holding = ""
@@ -487,6 +495,8 @@ class HeadBundles(Part):
         if group.never:
             return f"{head} for other nodes: {group.never}"
         lacks = why_not_now(self._free(), group.units, group.rest())
+        if any(until_s > self.beat_s for until_s in group.split.values()):
+            lacks = f"node {next(iter(group.split))} {SPLIT}"
         return f"{head}: {lacks}; {line}" if line else f"{head}: {lacks}"
 
     def asked(self, event: Asked, now: float, sender: str) -> None:

@@ -15,7 +15,7 @@ class JobDoubted(Message, frozen=True):
 
 
 class Jobs(Part):
-    """A program is gone when its link is lost twice: the first time it may be the link of a head that is no more."""
+    """A program is gone when it has ended, or its link is lost twice: once may be the link of an earlier head."""
 
     def __init__(self, out: Outbox, again_s: float, ended: Callable[[str], None]) -> None:
         self.out = out
@@ -29,9 +29,9 @@ class Jobs(Part):
             self.known[job] = False
             self.out.send(job, Ping(0))
 
-    def lost(self, peer: str) -> None:
-        """The link to some process is lost."""
-        if self.known.get(peer):
+    def lost(self, peer: str, ended: bool) -> None:
+        """The link to some process is lost; ended: for certain the process has."""
+        if ended or self.known.get(peer):
             self.end(peer)
         elif peer in self.known:
             self.known[peer] = True

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
-from flowengine.scheduling.placement import RUN_S_GUESS
+from flowengine.scheduling.placement import RUN_S_GUESS, allows
 from flowengine.scheduling.resources import AT, SEP, plain, units_of
-from flowengine.scheduling.rooms import SAMPLE, Room, Rooms, Wish, times
+from flowengine.scheduling.rooms import LOOKS_MAX, SAMPLE, Room, Rooms, Wish, covers, times
 
 from .bundles import bundle_of, group_of
 from .dispatch import Outbox, Part, on
@@ -25,6 +26,7 @@ class Seeker:
 
     sought: SlotsSought
     node: str  # the address of the node that asks
+    since_s: float = 0.0  # when it began to wait here
     told: str = ""
 
     @property
@@ -66,7 +68,7 @@ class Slots(Part):
             self.seekers[key].sought = event
             self._say_why(self.seekers[key])
         elif sender in self.rooms.ids:
-            seeker = self.seekers[key] = Seeker(event, sender)
+            seeker = self.seekers[key] = Seeker(event, sender, now)
             self._group(key, seeker)
             found = self.rooms.choose(seeker.wish) if not bundle_of(event.shape) else None
             if found is not None:
@@ -185,8 +187,7 @@ class Slots(Part):
         wish = Wish(sought.shape, sought.placement)
         able = self.rooms.able(wish, SAMPLE)
         if len(able) == 1 and able[0].entry.address != seeker.node:
-            self._forget((seeker.node, sought.owner, sought.shape, sought.placement))
-            self._answer(seeker, able[0].entry.address, f"node {able[0].entry.node_id} is busy")
+            self._send_to_busy(seeker, able[0])
             return
         if not able:
             reason = self.rooms.why_not(wish, self.absent)
@@ -198,6 +199,32 @@ class Slots(Part):
         if reason != seeker.told:
             seeker.told = reason
             self._answer(seeker, "", reason)
+
+    def _send_to_busy(self, seeker: Seeker, room: Room) -> None:
+        """Names a node without room: it sees to it that some comes free."""
+        sought = seeker.sought
+        self._forget((seeker.node, sought.owner, sought.shape, sought.placement))
+        self._answer(seeker, room.entry.address, f"node {room.entry.node_id} is busy")
+
+    def beat(self, now: float, starve_s: float) -> None:
+        """Who has waited long is sent to a busy node if its own can never serve it: else none holds slots free for it.
+
+        One of each shape and placement at a time, to the node with the shortest queue.
+        """
+        for group in [group for group in self.groups.values() if not bundle_of(group.key[0])]:
+            for seeker in islice(group.seekers.values(), LOOKS_MAX):
+                if now - seeker.since_s < starve_s:
+                    break
+                if self._may_wait_at_home(seeker):
+                    continue
+                able = self.rooms.able(seeker.wish, SAMPLE)
+                if able:
+                    self._send_to_busy(seeker, min(able, key=lambda room: room.entry.queued))
+                break
+
+    def _may_wait_at_home(self, seeker: Seeker) -> bool:
+        home, wish = self.rooms.nodes[self.rooms.ids[seeker.node]], seeker.wish
+        return covers(home.total, wish.at(home)) and allows(wish.placement, home.entry.node_id)
 
     def _send_to_bundle(self, seeker: Seeker, bundle: str) -> None:
         """Names the node where the bundle is, busy or not, or says why it is nowhere."""

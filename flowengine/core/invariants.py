@@ -10,7 +10,7 @@ from flowengine.collectives.posts_pieces import LANE_PIECES_MAX
 from flowengine.scheduling.resources import CPU, SCALE, is_own, job_of, plain
 from flowengine.scheduling.rooms import EVERY
 
-from .bundle_laws import fitting, offered, placed
+from .bundle_laws import fitting, offered, placed, shared
 from .executor import RECENT_BYTES_MAX, RECENT_MAX, size_of
 from .head_resources import ANY, EACH
 from .ids import short
@@ -109,8 +109,8 @@ def _pool_is_sound(node: Node) -> Iterator[str]:
         yield f"starting {pool.starting}, dying {pool.dying}, but {states}"
     if sorted(pool.idle) != sorted(worker.worker_id for worker in workers if worker.state == "idle"):
         yield f"idle: {sorted(pool.idle)}"
-    if pool.alive() > node.settings.num_workers + node.config.workers_extra_max:
-        yield f"{pool.alive()} processes"
+    if pool.startable() < 0:
+        yield f"{pool.alive()} processes, {-pool.startable()} too many"
 
 
 @law("N-5", "nobody waits for what is free: a demand that fits and has an idle worker is granted", "Node")
@@ -119,7 +119,7 @@ def _nothing_is_held_back(node: Node) -> Iterator[str]:
     if not node.pool.idle:
         return
     # While some demand could be starving, what it lacks may be held free for it; where ranks matter, others come first.
-    if leases.kept or any(not leases.ledger.fits(demand.units) for demand in leases.waiting.values()):
+    if leases.kept or any(leases.lacking(demand) for demand in leases.waiting.values()):
         return
     for key, demand in leases.waiting.items():
         if demand.allowed and not demand.rank and leases.has_room(demand) and leases.has_worker(demand):
@@ -215,9 +215,8 @@ def _store_bounds(node: Node) -> Iterator[str]:
 @law("S-6", "nobody waits for room that is there", "Node")
 def _no_idle_room(node: Node) -> Iterator[str]:
     store = node.store
-    room = store.limit_bytes - store.used_bytes - store.granted_bytes
-    if store.asks and store.asks[0].size_bytes <= room:
-        yield f"the first waits for {store.asks[0].size_bytes} bytes, {room} are free"
+    if store.asks and store.asks[0].size_bytes <= store.left_bytes:
+        yield f"the first waits for {store.asks[0].size_bytes} bytes, {store.left_bytes} are free"
 
 
 @law("P-1", "results that are being made have their room, and what is left of a step is counted", "Node")
@@ -249,6 +248,9 @@ def _kept_is_counted(node: Node) -> Iterator[str]:
 
 
 # --- Head -----------------------------------------------------------------------------------------
+
+
+law("N-11", "what is taken of a GPU is what leases and bundles have of it, and not more than there is", "Node")(shared)
 
 
 law("N-10", "a bundle's amounts are on offer exactly while it is open; its CPU is lent at most once", "Node")(offered)
@@ -526,7 +528,7 @@ def _ready_is_asked_for(owner: Owner) -> Iterator[str]:
     if owner.node in owner.dead:
         return  # its supervisor will name the next one
     for queue in owner.queues.values():
-        outstanding = sum(demand.wanted_total - demand.granted for demand in queue.demand.values())
+        outstanding = sum(demand.outstanding for demand in queue.demand.values())
         if queue.count and not outstanding:
             yield f"{queue.key}: {queue.count} are ready and nothing is asked for"
         if not queue.count and outstanding:

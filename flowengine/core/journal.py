@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from ..errors import error_line
+from ..scheduling.resources import plain
 from .commands import Command, Send, SetTimer
 from .ids import short
 from .messages import Answered, Asked, Message, NodeReport, Ping, Pong
@@ -103,7 +105,10 @@ def _leaves(what: Any) -> Iterator[bytes | str]:
 
 
 def _words(what: msgspec.Struct) -> str:
-    return " ".join(f"{field}={_word(getattr(what, field))}" for field in what.__struct_fields__)[:400]
+    fields = {field: getattr(what, field) for field in what.__struct_fields__}
+    words = {field: error_line(value) if field == "error" and value and isinstance(value, bytes) else _word(value)
+             for field, value in fields.items()}
+    return " ".join(f"{field}={word}" for field, word in words.items())[:400]
 
 
 def _word(value: Any) -> str:
@@ -113,7 +118,7 @@ def _word(value: Any) -> str:
         return "(" + ", ".join(_word(part) for part in value[:8]) + (", ..." if len(value) > 8 else "") + ")"
     if isinstance(value, msgspec.Struct):
         return f"{type(value).__name__}({_words(value)})"
-    return str(value)
+    return plain(value) if isinstance(value, str) else str(value)
 
 
 def clock(moment_s: float) -> str:

@@ -22,6 +22,7 @@ class NodeJoined(Message, frozen=True):
     """A node registers, for the first time or again after the head or the link was lost."""
 
     entry: NodeEntry
+    former: tuple[str, ...] = ()  # node ids of processes that its launcher has reaped: they are dead
 
 
 class NodeAccepted(Message, frozen=True):

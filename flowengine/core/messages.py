@@ -411,6 +411,10 @@ class SpaceReturned(Message, frozen=True):
     size_bytes: int
 
 
+class MemoryLacked(Message, frozen=True):
+    """Process to its node: what it was granted is not there, since others use the host's shared memory too."""
+
+
 class ObjectSealed(Message, frozen=True):
     """An object is now in the store of this host (its space had been granted)."""
 

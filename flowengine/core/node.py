@@ -99,7 +99,7 @@ class Node(Part):
             self.bundles.serve(now)
         if desk.leases_due:
             desk.leases_due = False
-            if self.leases.waiting:
+            if self.leases.waiting or self.leases.reserved:
                 self.leases.serve(now)
         elif self.leases.fresh:
             self.leases.serve_fresh(now)
@@ -287,7 +287,7 @@ class Node(Part):
         )
 
     def _join(self) -> None:
-        self.desk.out.send(self.desk.head, NodeJoined(self.entry()))
+        self.desk.out.send(self.desk.head, NodeJoined(self.entry(), self.settings.former))
 
     def _report(self, now: float) -> None:
         """Tells the head what changed, at most once an interval."""

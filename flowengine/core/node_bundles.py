@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from flowengine.scheduling.devices import GPU, Devices, gpus_in
 from flowengine.scheduling.resources import CPU, LIMITLESS, SCALE, Units, only_cpu, plain, resolve, units_of
 
-from .bundles import GONE, bundle_name, is_gang, mark_of, renamed
+from .bundles import GONE, SPLIT, bundle_name, is_gang, mark_of, renamed
 from .dispatch import Part, on
 from .messages import (
     BundlesAsked,
@@ -44,6 +45,7 @@ class Bundle:
     shape: Shape
     units: Units
     turn: int
+    devices: tuple[str, ...] = ()  # its GPUs, or the one of which it has a part
     is_open: bool = False  # its amounts are on offer
     ending: bool = False  # it goes when the last lease of it is closed
     lent: int = 0  # of its CPU, as plain CPU
@@ -160,19 +162,34 @@ class Bundles(Part):
                 self.desk.leases_due = True
                 self.desk.out.timer(event.hold_s, HoldEnded(event.group, event.turn))
             else:
-                self._refuse(asking, f"lacks {self.leases.ledger.lacking(asking.units)}")
+                self._refuse(asking, self._lacks(asking))
 
     def _take(self, asking: Asking) -> bool:
         ledger, event = self.leases.ledger, asking.asked
         if not ledger.fits(asking.units):
             return False
+        each = [resolve(units_of(shape), ledger.static) for _, shape in event.bundles]
+        devices = self._take_devices(each)
+        if devices is None:
+            return False
         ledger.take(asking.units)
-        for index, shape in event.bundles:
-            bundle = Bundle(event.group, index, shape, resolve(units_of(shape), ledger.static), event.turn)
+        for (index, shape), units, its in zip(event.bundles, each, devices, strict=True):
+            bundle = Bundle(event.group, index, shape, units, event.turn, its)
             self.held[bundle.name] = bundle
+            if its:
+                self.leases.devices[bundle.name] = Devices(its, min(gpus_in(units), SCALE))
         self.desk.report_due = True
         self.desk.out.send(self.desk.head, BundlesTaken(event.group, event.turn, "", ledger.available()))
         return True
+
+    def _take_devices(self, each: list[Units]) -> list[tuple[str, ...]] | None:
+        """GPUs for each bundle; None when what is free of them lies in parts of too many."""
+        devices = self.leases.devices[""]
+        return devices.take_each([gpus_in(units) for units in each]) if devices else [()] * len(each)
+
+    def _lacks(self, asking: Asking) -> str:
+        lacking = self.leases.ledger.lacking(asking.units)
+        return f"lacks {lacking}" if lacking else SPLIT
 
     def _refuse(self, asking: Asking, why: str) -> None:
         event = asking.asked
@@ -189,6 +206,9 @@ class Bundles(Part):
             if self._take(asking):
                 del self.asking[group]
                 continue
+            if self.leases.ledger.fits(asking.units):
+                self.leases.kept[GPU] = None
+                self._call_back_parts()
             for name, count in asking.units:
                 short = count - self.leases.ledger.free(name)
                 if short > 0:
@@ -206,12 +226,19 @@ class Bundles(Part):
                 if not lease.asked_back:
                     self.leases.ask_back(lease)
 
+    def _call_back_parts(self) -> None:
+        """Asks for the leases of parts of GPUs: whole ones are to come free."""
+        for lease in self.leases.leases.values():
+            is_part = not lease.bundle and 0 < gpus_in(lease.units) < SCALE
+            if is_part and lease.worker.state == "leased" and not lease.asked_back:
+                self.leases.ask_back(lease)
+
     @on(HoldEnded)
     def _hold_ended(self, event: HoldEnded, now: float, sender: str) -> None:
         asking = self.asking.get(event.group)
         if asking is not None and asking.asked.turn == event.turn:
             self._ask_no_more(event.group)
-            self._refuse(asking, f"lacks {self.leases.ledger.lacking(asking.units)}")
+            self._refuse(asking, self._lacks(asking))
 
     def _ask_no_more(self, group: str) -> None:
         if self.asking.pop(group, None) is not None:
@@ -312,6 +339,9 @@ class Bundles(Part):
     def _give(self, bundle: Bundle) -> None:
         del self.held[bundle.name]
         self.leases.ledger.give(bundle.units)
+        if bundle.devices:
+            del self.leases.devices[bundle.name]
+            self.leases.devices[""].give(bundle.devices, gpus_in(bundle.units))
         self.desk.leases_due = self.desk.report_due = True
         if self.desk.head_up and not any(other.ending for other in self._of(bundle.group)):
             self.desk.out.send(self.desk.head, BundlesGiven(bundle.group, self.leases.ledger.available()))

@@ -47,6 +47,7 @@ class NodeSettings(Record, frozen=True):
     session: str
     head: str
     gpus: tuple[str, ...] = ()  # their names, as CUDA_VISIBLE_DEVICES lists them
+    former: tuple[str, ...] = ()  # node ids of those that its launcher had before, the last ones
 
 
 class Tick(Message, frozen=True):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 from operator import itemgetter
 
-from flowengine.scheduling.devices import Devices, gpus_in
+from flowengine.scheduling.devices import Devices, gpu_in, gpus_in
 from flowengine.scheduling.placement import allows, candidates, preferred, rank_of, why_not
 from flowengine.scheduling.resources import (
     Ledger,
     only_cpu,
     resolve,
     shown_amount,
+    shown_name,
     shown_need,
     units_of,
 )
@@ -48,6 +50,7 @@ PREFER_BRIEFLY_S = 0.1  # meanwhile it has been asked too, and is first if it ha
 SEEK_AGAIN_S = 5.0  # the head keeps what is sought; told again in case it forgot
 SHORT_MAX = 256  # idle workers that are missing: more are not started at a time
 WAIT_NOTICE_S = 1.0  # a shorter wait needs no reason
+HELD, TURN = 4, 5  # starve_s that slots are held free for urgent work, of so many; twice as many in each turn
 
 
 class Leases(Amounts):
@@ -57,11 +60,12 @@ class Leases(Amounts):
         self.desk = desk
         self.pool = pool
         self.ledger = Ledger(desk.settings.total)
-        self.devices = Devices(desk.settings.gpus)
+        self.devices = {"": Devices(desk.settings.gpus)}  # and those of each bundle
         self.demands: dict[Key, Demand] = {}
         self.waiting: dict[Key, Demand] = {}  # those with something outstanding
         self.fresh: dict[Key, Demand] = {}  # those that were told since anything was granted
-        self.reserved: dict[str, None] = {}  # resources kept for demands that starve, as of when all were looked at
+        self.reserved: dict[str, float] = {}  # amounts kept from what is less urgent, as of when all were looked at
+        self.coming: dict[str, int] | None = None  # what leases hold that end by themselves; None: to be summed up
         self.leases: dict[int, Lease] = {}
         self.held: dict[str, int] = {}  # owner -> how many leases
         self.asked_back = 0
@@ -108,6 +112,7 @@ class Leases(Amounts):
     def _stop_waiting(self, demand: Demand) -> None:
         if self.waiting.pop(demand.key, None) is not None:
             self.desk.report_due = True
+            self.desk.leases_due = self.desk.leases_due or bool(self.reserved)  # perhaps for this one
         if demand.sought_s > NEVER_S:
             demand.sought_s = NEVER_S
             if self.desk.head_up:
@@ -122,7 +127,7 @@ class Leases(Amounts):
 
     def serve(self, now: float) -> None:
         """Grants what can be granted, best first, and looks after what cannot."""
-        self.reserved = dict(self.kept)
+        self.reserved = {}
         self._serve(list(self.waiting.values()), now)
 
     def serve_fresh(self, now: float) -> None:
@@ -131,10 +136,12 @@ class Leases(Amounts):
 
     def _serve(self, demands: list[Demand], now: float) -> None:
         self.fresh = {}
+        self.coming = None
         queue: list[tuple[float, int, int, float, Key, Demand]] = []
         stuck: list[Demand] = []
         for demand in demands:
-            if self._starves(demand, now) or (demand.allowed and self.has_room(demand)):
+            in_line = self._starves(demand, now) or (demand.allowed and self.has_room(demand))
+            if in_line or (self.ranked and self._is_held_for(demand, now)):
                 queue.append(self._place_in_line(demand))
             else:
                 stuck.append(demand)
@@ -167,7 +174,7 @@ class Leases(Amounts):
         """Who holds what others lack hears how urgent these are: what it would run next may be less so."""
         lacking: dict[str, dict[tuple[str, Shape], float]] = {}
         for demand in stuck:
-            name = self.ledger.lacking(demand.units) if demand.allowed and self.ledger.could_fit(demand.units) else ""
+            name = self.lacking(demand) if demand.allowed and self.ledger.could_fit(demand.units) else ""
             if name:
                 lines = lacking.setdefault(name, {})
                 line = demand.owner, demand.shape
@@ -188,10 +195,10 @@ class Leases(Amounts):
         turn = self.turns.get(demand.owner, 0)
         return (-demand.priority, -demand.depth, turn, demand.since_s, demand.key, demand)
 
-    def _may_grant(self, demand: Demand, reserved: dict[str, None], now: float) -> bool:
+    def _may_grant(self, demand: Demand, reserved: dict[str, float], now: float) -> bool:
         if not demand.allowed or not self.has_room(demand):
             return False
-        if reserved and any(name in reserved for name, _ in demand.units):
+        if (reserved or self.kept) and self._held_back(demand, reserved):
             return False
         return not demand.rank or not self._better_elsewhere(demand, now)
 
@@ -199,11 +206,21 @@ class Leases(Amounts):
         """Whether its amounts are free now, those of GPUs on few enough of them."""
         if not self.ledger.fits(demand.units):
             return False
-        return not demand.gpus or not self.devices or bool(self.devices.pick(demand.gpus))
+        return not demand.gpus or not self.devices[""] or bool(self._pick(demand))
+
+    def lacking(self, demand: Demand) -> str:
+        """The first of its amounts that is not free, or not on few enough GPUs; "" when it has room."""
+        name = self.ledger.lacking(demand.units)
+        return name or ("" if self.has_room(demand) else gpu_in(demand.units))
+
+    def _pick(self, demand: Demand) -> tuple[str, ...]:
+        """The GPUs that it would get: those of its bundle, or such as no bundle has."""
+        devices = self.devices.get(demand.bundle)
+        return devices.pick(demand.gpus) if devices is not None else ()
 
     def has_worker(self, demand: Demand) -> bool:
         """Whether a process is idle that could serve it."""
-        return self.pool.has_for(self.devices.pick(demand.gpus) if demand.gpus else ())
+        return self.pool.has_for(self._pick(demand) if demand.gpus else ())
 
     def _better_elsewhere(self, demand: Demand, now: float) -> bool:
         """Proposes a node that is liked better, once, and gives it a while."""
@@ -218,23 +235,53 @@ class Leases(Amounts):
         move_s = min(PREFER_S_MAX, max(0, there) / SLOW_BYTES_PER_S)  # what it would take to have its inputs here
         return now - demand.preferred_s < PREFER_S + move_s or now - demand.began_s < PREFER_BRIEFLY_S + move_s
 
-    def _reserve(self, demand: Demand, reserved: dict[str, None], now: float) -> None:
+    def _held_back(self, demand: Demand, reserved: dict[str, float]) -> str:
+        """What it needs that is free and kept for others."""
+        priority = demand.priority
+        held = (name for name, _ in demand.units if name in self.kept or priority < reserved.get(name, NEVER_S))
+        return next(held, "")
+
+    def _reserve(self, demand: Demand, reserved: dict[str, float], now: float) -> None:
         # A demand for many slots at once would starve behind small ones. What it lacks is held free for it, but only
         # in every other period: its turn may depend on a smaller task that holds something else meanwhile.
         if self._starves(demand, now) and self.ledger.could_fit(demand.units):
-            lacking = self.ledger.lacking(demand.units)
-            if lacking:
-                reserved[lacking] = None
+            below = math.inf
+        elif self.ranked and self._is_held_for(demand, now):
+            below = demand.priority
+        else:
+            return
+        lacking = [name for name, count in demand.units if self.ledger.free(name) < count]
+        for name in lacking or filter(None, (self.lacking(demand),)):
+            reserved[name] = max(below, reserved.get(name, NEVER_S))
+
+    def _is_held_for(self, demand: Demand, now: float) -> bool:
+        """Whether what it lacks is kept from less urgent work: when all that it needs comes free by itself.
+
+        It may come free late or never, and others wait meanwhile. So they have a turn now and then; the times between
+        double, since a time shorter than what runs would be in vain.
+        """
+        waited = (now - demand.since_s) / self.desk.config.starve_s
+        if not demand.allowed or math.frexp(1 + waited / TURN)[0] >= (1 + HELD / TURN) / 2:
+            return False  # it may not run here, or the last part of a turn has come
+        if self.coming is None:
+            self.coming = {}
+            for lease in self.leases.values():
+                if lease.worker.state != "blocked" and not lease.worker.actor:
+                    for name, count in lease.taken:
+                        self.coming[name] = self.coming.get(name, 0) + count
+        return all(self.ledger.free(name) + self.coming.get(name, 0) >= count for name, count in demand.units)
 
     def _starves(self, demand: Demand, now: float) -> bool:
         return demand.allowed and int((now - demand.since_s) / self.desk.config.starve_s) % 2 == 1
 
     def _grant(self, demand: Demand, now: float) -> None:
         self.ledger.take(demand.units)
+        self.coming = None
         self._number += 1
         root = self.desk.root_of(demand.owner)
-        devices = self.devices.pick(demand.gpus) if demand.gpus else ()
-        self.devices.take(devices, demand.gpus)
+        devices = self._pick(demand) if demand.gpus else ()
+        if devices:
+            self.devices[demand.bundle].take(devices, demand.gpus)
         worker = self.pool.lend(self._number, root, devices)
         self.leases[self._number] = Lease(
             self._number, demand.owner, demand.shape, demand.units, worker, root, demand.priority, bundle=demand.bundle,
@@ -288,7 +335,7 @@ class Leases(Amounts):
             self._redirect(demand, able[0].address)
             demand.look_s = now + SEEK_AGAIN_S
         else:
-            self._delay(demand, why_not(nodes, demand.shape, demand.placement))
+            self._delay(demand, f"{why_not(nodes, demand.shape, demand.placement)}; the head is not there to be asked")
 
     def _busy_reason(self, demand: Demand, bounded: bool) -> str:
         name = self.ledger.lacking(demand.units)
@@ -296,11 +343,15 @@ class Leases(Amounts):
             free = shown_amount(max(0, self.ledger.free(name)), name)
             need, total = shown_need(name, dict(demand.units)[name]), shown_amount(self.ledger.size(name), name)
             return f"node {self.desk.node_id} is busy: needs {need}, free {free} of {total}"
-        if demand.gpus and self.devices and not self.devices.pick(demand.gpus):
-            return f"node {self.desk.node_id} has no single GPU with {shown_amount(demand.gpus)} free"
+        if not self.has_room(demand):
+            need = shown_amount(demand.gpus)
+            return f"node {self.desk.node_id} has GPU: {need} free only in parts of several, which others share"
+        held = self._held_back(demand, self.reserved)
+        if held:
+            return f"node {self.desk.node_id} keeps {shown_name(held)} free for what is more urgent or waits for long"
         if bounded:
             count = self.pool.alive()
-            return f"node {self.desk.node_id} runs {count} workers, the most that it may (workers_extra_max)"
+            return f"node {self.desk.node_id} runs {count} workers and may start no more (workers_extra_max)"
         return f"node {self.desk.node_id} starts a worker"
 
     def _delay(self, demand: Demand, reason: str) -> None:
@@ -355,7 +406,7 @@ class Leases(Amounts):
         Its own owner is asked too for those of another shape: at first when they are idle, at length in any case, since
         it would keep them as long as it has work for them.
         """
-        lacking = self.ledger.lacking(demand.units)
+        lacking = self.lacking(demand)
         starves = now - demand.since_s >= self.desk.config.starve_s
         counts: dict[str, int] = {}
         spare: dict[str, list[Lease]] = {}
@@ -386,7 +437,7 @@ class Leases(Amounts):
     def _close(self, lease: Lease) -> None:
         """Forgets a lease; its amounts are free again."""
         if lease.devices:
-            self.devices.give(lease.devices, gpus_in(lease.units))
+            self.devices[lease.bundle].give(lease.devices, gpus_in(lease.units))
         self.ledger.give(lease.taken)
         del self.leases[lease.number]
         if lease.bundle:

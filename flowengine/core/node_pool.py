@@ -50,6 +50,13 @@ class Pool(Part):
         """Processes that are not about to end."""
         return len(self.desk.workers) - self.dying
 
+    def startable(self) -> int:
+        """So many more may be started; those in which actors live are not counted, a program asks for each of them."""
+        count = self.desk.settings.num_workers + self.desk.config.workers_extra_max - self.alive()
+        if count <= 0:
+            count += sum(bool(worker.actor) and worker.state != "dying" for worker in self.desk.workers.values())
+        return count
+
     def replenish(self, now: float) -> None:
         """Starts workers until there is one for each slot."""
         missing = self.desk.settings.num_workers - self.alive()
@@ -58,7 +65,7 @@ class Pool(Part):
 
     def want(self, count: int, now: float) -> bool:
         """Leases could be granted if there were so many more idle workers; False when the bound forbids any."""
-        limit = self.desk.settings.num_workers + self.desk.config.workers_extra_max - self.alive()
+        limit = self.startable()
         # A few at a time: what is wanted may be done by the first ones before the last ones are there.
         at_once = max(self.desk.settings.num_workers, STARTING_MAX)
         missing = min(min(count, at_once) - self.starting, limit)
@@ -119,8 +126,7 @@ class Pool(Part):
         """Whether an idle worker can be lent with these GPUs: a process that has begun to use GPUs keeps to those."""
         if not devices or not self.idle:
             return bool(self.idle)
-        may_start = self.alive() < self.desk.settings.num_workers + self.desk.config.workers_extra_max
-        return not may_start or any(worker.devices in ((), devices) for worker in self.idle.values())
+        return self.startable() <= 0 or any(worker.devices in ((), devices) for worker in self.idle.values())
 
     def _best(self, devices: tuple[str, ...]) -> Worker:
         last_first = list(reversed(self.idle.values()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from .commands import Send, TrimPool
+from .commands import MemorySeen, Send, TrimPool
 from .dispatch import Part, on
 from .messages import PoolTrimmed, SpaceAsked, SpaceGiven, SpaceReturned
 from .node_desk import Desk
@@ -17,6 +17,7 @@ class Room(Part):
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
         self.limit_bytes = desk.settings.store_limit_bytes
+        self.lacking_bytes = 0  # of the limit, since others use the host's shared memory too
         self.used_bytes = 0  # in memory, or about to be by a pull or restore, or not yet removed by the writer
         self.granted_bytes = 0
         self.granted: dict[str, int] = {}  # process -> bytes that it may still write
@@ -27,12 +28,27 @@ class Room(Part):
         self.asks: deque[Ask] = deque()  # first come, first served
         self.progress_s = 0.0  # when room came free last
 
+    @property
+    def left_bytes(self) -> int:
+        """What may still be granted."""
+        return self.limit_bytes - self.lacking_bytes - self.used_bytes - self.granted_bytes
+
+    @on(MemorySeen)
+    def _memory_seen(self, event: MemorySeen, now: float, sender: str) -> None:
+        self._only_free(event.free_bytes)
+
+    def _only_free(self, free_bytes: int) -> None:
+        """No more than that is left, whatever the limit; what is warm counts again when it has been given back."""
+        self.lacking_bytes = max(0, self.limit_bytes - self.used_bytes - free_bytes)
+        if self.pool_bytes > self.left_bytes:
+            self._trim_pools(spared="")
+
     @on(SpaceAsked)
     def _asked(self, event: SpaceAsked, now: float, sender: str) -> None:
         size_bytes = event.size_bytes
         if sender in self.desk.gone and not self.desk.is_alive(sender):
             return
-        if not self.asks and size_bytes <= self.limit_bytes - self.used_bytes - self.granted_bytes:
+        if not self.asks and size_bytes <= self.left_bytes:
             self._grant(sender, event.request, size_bytes)
         else:
             self.asks.append(Ask(size_bytes, now, sender, event.request))
@@ -41,7 +57,7 @@ class Room(Part):
         self.granted_bytes += size_bytes
         self.granted[sender] = self.granted.get(sender, 0) + size_bytes
         self.desk.out.send(sender, SpaceGiven(request, True))
-        if self.pool_bytes and self.used_bytes + self.granted_bytes + self.pool_bytes > self.limit_bytes:
+        if self.pool_bytes and self.pool_bytes > self.left_bytes:
             self._trim_pools(spared=sender)
 
     def _use_grant(self, sender: str, size_bytes: int) -> None:
@@ -60,7 +76,7 @@ class Room(Part):
 
     def _trim_pools(self, spared: str) -> None:
         """Orders writers to give warm segments back, the largest pool first; the spared one may just reuse its own."""
-        over = self.used_bytes + self.granted_bytes + self.pool_bytes - self.limit_bytes - sum(self.trimming.values())
+        over = self.pool_bytes - self.left_bytes - sum(self.trimming.values())
         for writer in sorted(self.pools, key=lambda address: -self.pools[address]):
             if over <= 0:
                 return

@@ -69,7 +69,7 @@ class Store(Room):
         """Grants room in the order of the asks, makes room for the first that does not fit, gives up when it must."""
         while self.asks:
             ask = self.asks[0]
-            missing = ask.size_bytes - (self.limit_bytes - self.used_bytes - self.granted_bytes)
+            missing = ask.size_bytes - self.left_bytes
             if missing <= 0:
                 self.asks.popleft()
                 self._give_room(ask, now)
@@ -116,6 +116,7 @@ class Store(Room):
             ("in objects", self.used_bytes),
             ("in objects that are just written", self.granted_bytes),
             ("in warm segments", self.pool_bytes),
+            ("of other programs", self.lacking_bytes),
         )
         return "StoreFull", full(ask.size_bytes, self.limit_bytes, folder, uses)
 
@@ -370,6 +371,11 @@ class Store(Room):
         entry = self._running(event.oid, "restore")
         if entry is None:
             return
+        if event.free_bytes is not None and not entry.sealed_meanwhile and not entry.doomed:
+            self.used_bytes -= entry.size_bytes
+            self._only_free(event.free_bytes)
+            self._restore(entry, now)
+            return
         self._leave_disk(entry)
         if entry.sealed_meanwhile:
             self._arrived(entry, now)
@@ -470,7 +476,7 @@ class Store(Room):
         self.used_bytes -= size_bytes
         self.progress_s = now
         self._set_pool(sender, self.pools.get(sender, 0) + event.kept_bytes)
-        if self.asks or self.used_bytes + self.granted_bytes + self.pool_bytes > self.limit_bytes:
+        if self.asks or self.pool_bytes > self.left_bytes:
             self._trim_pools(spared="")
 
     @on(LoseObject)

@@ -16,6 +16,7 @@ from . import messages as m
 from . import owner_state as s
 from .ids import object_id, task_of
 from .owner_actors import HANDLERS as ACTOR_HANDLERS
+from .owner_base import SHOWN_BYTES_MAX
 from .owner_durable import HANDLERS as DURABLE_HANDLERS
 from .owner_durable import DurableRules
 from .owner_estate import HANDLERS as ESTATE_HANDLERS
@@ -189,6 +190,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
         """An attempt ended well."""
         task = self.current(event.task, event.attempt, sender)
         if task is None:
+            if self.repeats:
+                self.repeated(event, sender)
             self.drop_values(event.task, event.values)
             return
         if task.spec.actor is not None and self.answered_shortly(task, event, sender):
@@ -229,10 +232,13 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
     def ran(self, task: Task, began_us: int, run_us: int, outcome: str) -> None:
         """Remember the run for the timeline."""
         lease = task.lease
-        if lease is not None and run_us >= 0:
+        if task.spec.actor is not None:
+            self.call_ran(task, began_us, run_us, outcome)
+        elif lease is not None and run_us >= 0:
             submitted_us = int(task.submitted_at * 1e6)
             run = 1 + task.crashes + task.failures + task.rebuilds
-            self.spans.append((task.spec, lease.worker_id, lease.node_id, run, submitted_us, began_us, run_us, outcome))
+            spec = task.spec if len(task.spec.args) <= SHOWN_BYTES_MAX else self.shown(task.spec)
+            self.spans.append((spec, lease.worker_id, lease.node_id, run, submitted_us, began_us, run_us, outcome))
 
     def settle(self, task: Task) -> None:
         """The task ended: inputs need not be kept as values; as lineage only if a result could be lost."""
@@ -303,6 +309,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
         """An attempt ended with an error; some kinds are not the task's fault and cost nothing."""
         task = self.current(event.task, event.attempt, sender)
         if task is None:
+            self.repeated(event, sender)
             return
         self.ran(task, event.began_us, event.run_us, event.kind)
         self.left_lease(task, event.run_us if event.kind == "task" else -1)

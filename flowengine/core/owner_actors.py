@@ -47,6 +47,7 @@ class ActorRules(CallRules):
         made = self.made.get(event.actor)
         if task is None or made is None:
             return
+        self.began(task, event)
         if event.error:
             self.actor_ends(made, event.error)
             return
@@ -62,6 +63,7 @@ class ActorRules(CallRules):
         self.tell_watchers(made)
         for push in made.kept_calls.values():
             self.send(made.worker, push)
+            self.note_repeat(made.worker, push.spec, self.place_of(made), made.incarnation)
         if event.attempt > 1 and not made.poll:
             self.tell_callers_known(made)
         life = task.spec.life
@@ -88,7 +90,22 @@ class ActorRules(CallRules):
     def actor_at(self, made: Made) -> m.ActorAt:
         life = made.task.spec.life
         recovery = life.recovery if life is not None else ""
-        return m.ActorAt(made.task.spec.id, made.incarnation, made.state, made.worker, recovery, made.error)
+        place = self.place_of(made) or ("", "")
+        return m.ActorAt(made.task.spec.id, made.incarnation, made.state, made.worker, recovery, made.error, *place)
+
+    def place_of(self, made: Made) -> tuple[str, str] | None:
+        """The worker and the node of an actor, as people know them."""
+        lease = made.task.lease
+        return (lease.worker_id, lease.node_id) if lease is not None else None
+
+    def began(self, task: Task, event: m.ActorReady) -> None:
+        """Remember for the timeline that an actor was constructed or restored."""
+        lease = task.lease
+        if lease is not None and event.run_us >= 0:
+            submitted_us = int(task.submitted_at * 1e6) if event.attempt == 1 else 0
+            outcome = "task" if event.error else "done"
+            self.call_spans.append((task.spec, lease.worker_id, lease.node_id, event.attempt, submitted_us,
+                                    event.began_us, event.run_us, outcome))
 
     def watch_actor(self, event: m.WatchActor, sender: str) -> None:
         """A caller asks where the actor is."""

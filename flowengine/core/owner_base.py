@@ -37,7 +37,11 @@ from .owner_state import (
 from .past import Past
 
 JOURNAL_ENTRIES = 5_000
-SPANS_KEPT = 20_000  # runs for the timeline
+SPANS_KEPT = 20_000  # runs for the timeline, of each kind
+SHOWN_BYTES_MAX = 1_024  # arguments that stay with a run: not to copy the small ones
+# What ran, at which worker and node, which run it was; submitted, began, took (microseconds); how it ended.
+Run = tuple[m.TaskSpec, str, str, int, int, int, int, str]
+Repeat = tuple[m.TaskSpec, str, str, int]  # the first four of a run
 COUNTERS = (
     "tasks_submitted", "tasks_executed", "tasks_retried", "objects_rebuilt", "objects_inlined", "stale_messages",
     "stash_entries_forwarded", "stash_entries_flushed", "actors_started", "actors_alive", "actor_restarts",
@@ -94,7 +98,8 @@ class OwnerBase(ABC):
         self.now = 0.0
         self.depth = 0  # of the tasks that are submitted here
         self.counters = dict.fromkeys(COUNTERS, 0)
-        self.spans: deque[tuple[m.TaskSpec, str, str, int, int, int, int, str]] = deque(maxlen=SPANS_KEPT)
+        self.spans: deque[Run] = deque(maxlen=SPANS_KEPT)
+        self.call_spans: deque[Run] = deque(maxlen=SPANS_KEPT)  # calls, which may be many more, and actors that began
         self.journal = Journal(JOURNAL_ENTRIES)
         # tasks
         self.tasks: dict[bytes, Task] = {}
@@ -148,6 +153,7 @@ class OwnerBase(ABC):
         """What is known of actors, and of what they take along, before there are any."""
         self.made: dict[bytes, Made] = {}  # those that were made here
         self.targets: dict[bytes, Target] = {}  # those that are called from here
+        self.repeats: dict[str, dict[bytes, Repeat]] = {}  # worker -> calls that were answered and are done again
         self.seqs_before: dict[tuple[bytes, bytes], int] = {}  # numbers used before a checkpoint: actor, caller
         self.tops: dict[bytes, dict[bytes, None]] = {}  # our tasks and actors -> actors that were made below them
         self.unheard: dict[bytes, str] = {}  # actors that were made here -> the driver that has yet to note each
@@ -326,6 +332,10 @@ class OwnerBase(ABC):
     @abstractmethod
     def ask(self, queue: Queue) -> None:
         """Tell nodes how many slots would be of use."""
+
+    @abstractmethod
+    def tell_demand(self, queue: Queue, node: str, demand: Demand, outstanding: int) -> None:
+        """So many slots more would be of use."""
 
     @abstractmethod
     def drop_lease(self, lease: Lease) -> None:

@@ -15,7 +15,7 @@ from . import commands as c
 from . import messages as m
 from . import owner_state as s
 from .ids import TASK_ID_BYTES, object_id, task_of
-from .owner_base import OwnerBase
+from .owner_base import SHOWN_BYTES_MAX, OwnerBase
 from .owner_state import ENDED, ENDED_WELL, FAILED, PUSHED, READY, SENT, Line, Obj, QueueKey, Target, Task
 
 
@@ -140,6 +140,7 @@ class CallRules(OwnerBase):
         for made in self.made.values():
             if made.watchers.pop(address, "") is None and made.state == "alive":
                 self.send(made.worker, m.CallerGone(made.task.spec.id, address))
+        self.repeats.pop(address, None)
         for target in list(self.targets.values()):
             if target.owner == address and target.state != "dead":
                 self.maker_died(target)
@@ -340,6 +341,7 @@ class CallRules(OwnerBase):
             self.stash.fence_off(target.worker)  # a late reply would be taken for one of the next incarnation
         target.incarnation, target.state, target.worker = event.incarnation, event.state, event.worker
         target.recovery, target.error = event.recovery, event.error
+        target.place = (event.worker_id, event.node_id) if event.worker_id else None
         if event.state == "dead":
             self.target_died(target)
             self.beside_dead(event.actor, event.error)
@@ -368,6 +370,8 @@ class CallRules(OwnerBase):
                 self.send(target.worker, task)
             else:
                 self.push_call(target, task)
+            if isinstance(task, m.PushTask) or task.state in ENDED:
+                self.note_repeat(target.worker, task.spec, target.place, target.incarnation)
 
     def target_died(self, target: Target) -> None:
         """No call of the actor will be answered any more."""
@@ -397,6 +401,7 @@ class CallRules(OwnerBase):
             ]  # fmt: skip
             for call in covered:
                 self.drop_kept(made.kept_calls.pop(call))
+                self.repeats.get(made.worker, {}).pop(call, None)
         target = self.targets.get(event.actor)
         line = target.lines.get(event.caller_key) if target is not None else None
         if target is None or line is None:
@@ -410,6 +415,8 @@ class CallRules(OwnerBase):
                 continue  # its reply is still on the way, and it is dropped then
             del target.sent[key]
             target.seqs.pop(task.spec.id, None)
+            if self.repeats:
+                self.repeats.get(target.worker, {}).pop(task.spec.id, None)
             if isinstance(task, Task):
                 self.call_covered(task)
 
@@ -427,6 +434,7 @@ class CallRules(OwnerBase):
         if type(value) is not m.Inline or value.contained:
             return False
         self.counters["calls_executed"] += 1
+        self.call_ran(task, done.began_us, done.run_us, "done")
         if done.place and task.spec.actor is not None:
             self.hear_place(task.spec.actor, done.place, sender)
         task.step(ENDED_WELL)
@@ -434,6 +442,27 @@ class CallRules(OwnerBase):
         task.children = None
         self.call_settled(task)
         return True
+
+    def call_ran(self, task: Task, began_us: int, run_us: int, outcome: str) -> None:
+        """Remember the call for the timeline; without its arguments when these are large."""
+        spec = task.spec
+        target = self.targets.get(spec.actor.oid[:TASK_ID_BYTES]) if spec.actor is not None else None
+        if target is None or target.place is None or run_us < 0:
+            return
+        worker, node = target.place
+        ran = without_much(spec), worker, node, target.incarnation, int(task.submitted_at * 1e6), began_us, run_us
+        self.call_spans.append((*ran, outcome))
+
+    def note_repeat(self, worker: str, spec: m.TaskSpec, place: tuple[str, str] | None, life: int) -> None:
+        """A call that was answered is sent to a new incarnation, which does it again."""
+        if place is not None and spec.function:
+            self.repeats.setdefault(worker, {})[spec.id] = (without_much(spec), *place, life)
+
+    def repeated(self, event: m.TaskDone | m.TaskFailed, sender: str) -> None:
+        """A reply that nobody waits for: of a call that was done again, it is remembered for the timeline."""
+        repeat = self.repeats.get(sender, {}).pop(event.task, None)
+        if repeat is not None and event.run_us >= 0:
+            self.call_spans.append((*repeat, 0, event.began_us, event.run_us, REPEATED))
 
     def call_settled(self, task: Task) -> None:
         """A call has its reply: its inputs are held until a checkpoint covers it."""
@@ -513,7 +542,13 @@ class CallRules(OwnerBase):
 
 
 PENDING = m.Pending()
+REPEATED = "repeated"
 NO_SLOT: QueueKey = ((), ())
+
+
+def without_much(spec: m.TaskSpec) -> m.TaskSpec:
+    """The spec, without its arguments when these are large."""
+    return spec if len(spec.args) <= SHOWN_BYTES_MAX else msgspec.structs.replace(spec, args=b"")
 
 
 def kept_call(task: Task, seq: int) -> m.PushTask:

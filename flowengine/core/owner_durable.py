@@ -153,6 +153,10 @@ class DurableRules(OwnerBase):
             return [f"owned by {obj.owner}, which decides"]
         if type(value) is m.Inline:
             return [f"size {len(value.blob)} bytes: it lives with its owner, and no node's loss takes it"]
+        if type(value) is m.Failed:
+            return ["it is an error, which lives with its owner"]
+        if value is None and obj.gone_bytes < 0:
+            return ["it has no value yet, so there is nothing to keep"]
         size_bytes = value.size_bytes if type(value) is m.Stored else max(0, obj.gone_bytes)
         lines = [f"size {size_bytes / 1e6:.3g} MB, in {len(value.nodes) if type(value) is m.Stored else 0} store(s)"]
         copy = self.persisting.copies.get(obj.oid)

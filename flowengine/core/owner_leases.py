@@ -406,7 +406,7 @@ class LeaseRules(TurnRules, GangRules):
         if target < 2 * queue.least:
             return
         for node, demand in queue.demand.items():
-            outstanding = demand.wanted_total - demand.granted
+            outstanding = demand.outstanding
             if outstanding == 0 or target >= 2 * outstanding:
                 self.tell_demand(queue, node, demand, target)
                 outstanding = target
@@ -451,7 +451,7 @@ class LeaseRules(TurnRules, GangRules):
         demand = self.demand_at(queue, sender)
         demand.granted += 1
         demand.wanted_total = max(demand.wanted_total, demand.granted)
-        queue.least = min(queue.least, demand.wanted_total - demand.granted)
+        queue.least = min(queue.least, demand.outstanding)
         lease = Lease(event.lease, event.worker, event.worker_id, sender, event.node_id, queue)
         lease.devices = event.devices
         lease.idle_since = lease.began_at = self.now
@@ -474,7 +474,7 @@ class LeaseRules(TurnRules, GangRules):
         least = queue.least
         demand = self.demand_at(queue, event.node)
         # What was wanted is said again: the node may have been cut off from us, and have forgotten.
-        outstanding = demand.wanted_total - demand.granted or min(queue.count, LEASES_ASKED_MAX)
+        outstanding = demand.outstanding or min(queue.count, LEASES_ASKED_MAX)
         self.tell_demand(queue, event.node, demand, outstanding)
         queue.least = min(least, outstanding)
         self.ask(queue)

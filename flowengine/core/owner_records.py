@@ -1,12 +1,15 @@
 """The Owner's rules for replays in another process: what it keeps of what has ended, and what it tells of a name. Pure.
 
-Nothing is kept for a task that only computed: its spec is in the list of runs, its values are there as long as
-references are. More is kept, up to a bound, of tasks that failed, that chose or had children, and of actors that died.
+Nothing is kept for a task that only computed: its spec is in the list of runs, with large arguments in `Past.specs`;
+its values are there as long as references are. More is kept, up to a bound, of tasks that failed, that chose or had
+children, and of actors that died.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+import msgspec
 
 from ..recovery.record import (
     ActorTold,
@@ -115,7 +118,9 @@ class RecordRules(OwnerBase):
 
     def told(self, digits: str) -> list[Piece]:
         """All that is known here of tasks and actors whose names begin with these digits."""
-        ran = {run[0].id: (run[0], run[3]) for run in self.spans if run[0].id.hex().startswith(digits)}
+        whole = self.past.specs.things
+        ran = {run[0].id: (whole.get(run[0].id, run[0]), run[3]) for run in self.spans
+               if run[0].id.hex().startswith(digits) and (run[0].function or run[0].id in whole)}
         found: list[Piece] = [kept for name, kept in self.past.failed.things.items() if name.hex().startswith(digits)]
         for task in [task for name, task in self.tasks.items() if name.hex().startswith(digits)]:
             if task.spec.actor is None and task.spec.life is None:
@@ -135,6 +140,11 @@ class RecordRules(OwnerBase):
             if any(name.hex().startswith(digits) for name in names_of):
                 found.append(sent)
         return found
+
+    def shown(self, spec: m.TaskSpec) -> m.TaskSpec:
+        """How a task with large arguments stays for the timeline; for replays the last of such are kept whole."""
+        self.past.specs.put(spec.id, spec, len(spec.args))
+        return msgspec.structs.replace(spec, function=b"", args=b"")
 
     def task_told(self, spec: m.TaskSpec, run: int, error: m.Failed | None = None) -> TaskTold:
         """What is known of a task."""

@@ -126,6 +126,8 @@ class RecoveryRules(OwnerBase):
         for queue in self.queues.values():
             demand = queue.demand.pop(node, None)
             if demand is not None:
+                if demand.outstanding:  # it may go on with what it was asked, and nobody would want that any more
+                    self.tell_demand(queue, node, demand, 0)
                 self.parked[queue.key, node] = demand
 
     def process_died(self, address: str, node: str) -> None:

@@ -7,7 +7,7 @@ one that was seen on; what ran before anybody looked is known as far as that lis
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from .owner_state import Made, State
 
 if TYPE_CHECKING:
     from .actor_host import ActorHost
-    from .owner_base import OwnerBase
+    from .owner_base import OwnerBase, Run
 
 FUNCTIONS_MAX = 100  # names that are told
 NAMES_MAX = 1_000  # names that are counted
@@ -28,7 +28,7 @@ TASKS_LOOKED_AT_MAX = 10_000
 ACTORS_MAX = 200
 QUEUES_MAX = 20
 FAILURES_MAX = 30
-RUNS_MAX = 400  # of the runs since the reader asked last: of more a sample
+RUNS_MAX = 400  # of tasks, and as many of calls, since the reader asked last: of more a sample
 READERS_MAX = 8
 NAME_CHARS_MAX = 120
 TEXT_CHARS_MAX = 400
@@ -53,13 +53,14 @@ class Sight:
 
     def __init__(self) -> None:
         self.tallies: dict[str, Tally] = {}
-        self._last: Any = None  # the newest run that was counted
-        self._read: dict[str, Any] = {}  # the newest run that each reader was told
+        self._last: list[Any] = [None, None]  # the newest run that was counted, of tasks and of calls
+        self._read: dict[str, list[Any]] = {}  # the newest runs that each reader was told
         self.failed_names: dict[bytes, str] = {}  # of tasks that failed, the newest last
 
     def look(self, owner: OwnerBase, now: float, reader: str = "") -> dict[str, Any]:
         """All that one process tells as an owner; a reader with a name is told the runs since it asked last."""
-        self._count(owner.spans)
+        rings = (owner.spans, owner.call_spans)
+        self._count(rings)
         totals, functions = self._functions(owner)
         return {
             "address": owner.me,
@@ -70,15 +71,13 @@ class Sight:
             "actors": [actor(made, now) for made in islice(reversed(owner.made.values()), ACTORS_MAX)],
             "actor_states": dict(Counter(made.state for made in owner.made.values())),
             "failures": failures(owner, now, self.failed_names),
-            "runs": self._runs(owner.spans, reader) if reader else [],
+            "runs": self._runs(rings, reader) if reader else [],
         }
 
-    def _count(self, spans: deque[Any]) -> None:
-        last, tallies = self._last, self.tallies
+    def _count(self, rings: tuple[deque[Run], ...]) -> None:
+        tallies = self.tallies
         bad: list[TaskSpec] = []
-        for span in reversed(spans):
-            if span is last:
-                break
+        for span in newer(rings, self._last):
             name, run_us = span[0].name, span[6]
             tally = tallies.get(name)
             if tally is None:
@@ -95,22 +94,20 @@ class Sight:
             self.failed_names[spec.id] = spec.name
         while len(self.failed_names) > NAMES_MAX:
             del self.failed_names[next(iter(self.failed_names))]
-        self._last = spans[-1] if spans else None
+        self._last = newest(rings)
 
-    def _runs(self, spans: deque[Any], reader: str) -> list[tuple[Any, ...]]:
+    def _runs(self, rings: tuple[deque[Run], ...], reader: str) -> list[tuple[Any, ...]]:
         """The runs that are new to a reader, newest first, of many a sample: task, name, where, when, its end."""
-        last, count = self._read.pop(reader, None), 0
-        for span in reversed(spans):
-            if span is last:
-                break
-            count += 1
-        if spans:
-            self._read[reader] = spans[-1]
-            while len(self._read) > READERS_MAX:
-                del self._read[next(iter(self._read))]
+        last = self._read.pop(reader, [None, None])
+        found = []
+        for ring, seen in zip(rings, last, strict=True):
+            new = list(newer((ring,), [seen]))
+            found += new[:: max(1, -(-len(new) // RUNS_MAX))]
+        self._read[reader] = newest(rings)
+        while len(self._read) > READERS_MAX:
+            del self._read[next(iter(self._read))]
         return [(short(spec.id), spec.name[:NAME_CHARS_MAX], worker, node, run, began_us, run_us, outcome)
-                for spec, worker, node, run, _, began_us, run_us, outcome
-                in islice(reversed(spans), 0, count, max(1, -(-count // RUNS_MAX)))]
+                for spec, worker, node, run, _, began_us, run_us, outcome in found]
 
     def _functions(self, owner: OwnerBase) -> tuple[dict[str, int], list[dict[str, Any]]]:
         """Tasks by state, and by function; what is sent is exact, of very many tasks that wait the newest are told."""
@@ -143,6 +140,20 @@ class Sight:
         counts = dict(zip(STATES, row or [0] * len(STATES), strict=True))
         return {"name": name[:NAME_CHARS_MAX], **counts, "runs": tally.runs, "failed_runs": tally.failed,
                 "run_us": tally.run_us, "longest_us": tally.longest_us}
+
+
+def newer(rings: Iterable[deque[Run]], seen: Iterable[Any]) -> Iterator[Run]:
+    """The runs in each ring that came after the one that was seen there last, newest first."""
+    for ring, last in zip(rings, seen, strict=True):
+        for run in reversed(ring):
+            if run is last:
+                break
+            yield run
+
+
+def newest(rings: Iterable[deque[Run]]) -> list[Any]:
+    """The last run of each ring."""
+    return [ring[-1] if ring else None for ring in rings]
 
 
 def queues(owner: OwnerBase) -> list[dict[str, Any]]:

@@ -256,6 +256,11 @@ class Demand(msgspec.Struct):
     granted: int = 0
     wanted_total: int = 0
 
+    @property
+    def outstanding(self) -> int:
+        """What is asked for and not granted yet."""
+        return self.wanted_total - self.granted
+
 
 class Cost(msgspec.Struct):
     """What a function's runs took, smoothed."""
@@ -281,6 +286,7 @@ class Target(msgspec.Struct):
     incarnation: int = 0
     state: str = "unknown"
     worker: str = ""
+    place: tuple[str, str] | None = None  # its worker and node, as people know them
     recovery: str = "exactly_once"
     error: bytes = b""
     open: int = 0  # calls sent to this incarnation and not answered

@@ -24,6 +24,11 @@ UNTOLD: frozenset[type] = frozenset((
 
 BUSY = "busy"  # in the reason of a demand that is served when others are done
 CAUSE_STEPS_MAX = 1_000
+WORKER_RUNS_MAX = 200
+OUTCOMES = {  # how a run ended, for people; others say it themselves
+    "task": "failed", "timeout": "out of time", "store": "found no room", "args": "an input was lost",
+    "function": "its function was missing", "repeated": "done again",
+}  # fmt: skip
 
 
 class StoryRules(OwnerBase):
@@ -130,6 +135,15 @@ class StoryRules(OwnerBase):
         state = f"{made.state}, came back {made.restarts} times"
         return [f"actor {name} {short(made.task.spec.id)} {state}; as its owner sees it", held + unsaved]
 
+    def story_of_worker(self, worker_id: str) -> list[str]:
+        """The last runs at a worker of what was submitted here, oldest first."""
+        runs = sorted([run for run in (*self.spans, *self.call_spans) if run[1] == worker_id], key=lambda run: run[5])
+        return [
+            f"{clock(began_us / 1e6 + self.journal.wall_offset_s)}  {'ran':<16} {spec.name} {short(spec.id)}: "
+            f"{OUTCOMES.get(outcome, outcome)} after {run_us / 1e3:.1f} ms"
+            for spec, _, _, _, _, began_us, run_us, outcome in runs[-WORKER_RUNS_MAX:]
+        ]
+
     def story(self, name: bytes) -> list[str]:
         """What is known of a task or an object (a task's name also tells of its objects), oldest first."""
         told: list[tuple[float, str]] = []
@@ -137,12 +151,13 @@ class StoryRules(OwnerBase):
         offset_s = self.journal.wall_offset_s
         if task is not None:
             told.append((task.submitted_at, f"{'submitted':<16} {task.spec.name} by {short(task.spec.parent)}"))
-        for spec, worker, node, run, submitted_us, began_us, run_us, outcome in self.spans:
+        for spec, worker, node, run, submitted_us, began_us, run_us, outcome in (*self.spans, *self.call_spans):
             if spec.id == task_of(name):
                 if task is None:
                     told.append((submitted_us / 1e6, f"{'submitted':<16} {spec.name} by {short(spec.parent)}"))
-                took = f"{outcome} after {run_us / 1e3:.1f} ms"
-                told.append((began_us / 1e6, f"{f'run {run}':<16} on {worker} of node {node}: {took}"))
+                took = f"{OUTCOMES.get(outcome, outcome)} after {run_us / 1e3:.1f} ms"
+                which = f"{'run' if spec.actor is None and spec.life is None else 'in life'} {run}"
+                told.append((began_us / 1e6, f"{which:<16} on {worker} of node {node}: {took}"))
         lines = [(at, f"{clock(at + offset_s)}  {text}") for at, text in told]
         lines += self.journal.timed_story(name)
         lines.sort(key=lambda line: line[0])

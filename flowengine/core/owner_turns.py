@@ -45,7 +45,7 @@ class TurnRules(WayRules):
         """A node that owes slots hears how urgent the queue is now."""
         demand = queue.demand.get(node)
         if demand is not None and demand.wanted_total > demand.granted:
-            self.tell_demand(queue, node, demand, demand.wanted_total - demand.granted)
+            self.tell_demand(queue, node, demand, demand.outstanding)
 
     def is_late(self, lease: Lease) -> bool:
         """Whether it should have ended all that it has."""

@@ -17,7 +17,7 @@ from . import commands as c
 from . import messages as m
 from . import owner_state as s
 from .owner_base import OwnerBase
-from .owner_state import Demand, Lease, Obj, Queue, State, Step, Task
+from .owner_state import Lease, Obj, Queue, State, Step, Task
 
 WAY_S_MAX = 30.0  # a task that finds no slot tries its next way after a while, at most after this
 DETOUR_BYTES = 1 << 20  # smaller inputs move faster than a decision about them
@@ -84,10 +84,6 @@ class WayRules(OwnerBase):
     @abstractmethod
     def take_back(self, lease: Lease, tasks: list[bytes]) -> None:
         """Ask the worker for those of these tasks that have not begun."""
-
-    @abstractmethod
-    def tell_demand(self, queue: Queue, node: str, demand: Demand, outstanding: int) -> None:
-        """So many slots more would be of use."""
 
     @abstractmethod
     def next_in_line(self, queue: Queue) -> Task:
@@ -350,7 +346,7 @@ class WayRules(OwnerBase):
         for queue in self.placing.shared.values():
             demand = queue.demand.get(node)
             if queue is not first and demand is not None and demand.wanted_total > demand.granted:
-                outstanding = demand.wanted_total - demand.granted
+                outstanding = demand.outstanding
                 self.tell_demand(queue, node, demand, 0)
                 self.tell_demand(queue, node, demand, outstanding)
 

@@ -13,7 +13,9 @@ FAILED_TASKS_MAX = 100
 DEAD_ACTORS_MAX = 20
 OLDER_MAX = 100
 PARENTS_MAX = 1_000
-KEPT_BYTES_MAX = 16 << 20  # of each kind
+SPECS_MAX = 20_000
+SPECS_BYTES_MAX = 64 << 20
+KEPT_BYTES_MAX = 16 << 20  # of each other kind
 
 
 class Kept(Generic[T]):
@@ -51,6 +53,7 @@ class Past:
     """What has ended, as far as it may be wanted again."""
 
     def __init__(self) -> None:
+        self.specs = Kept[m.TaskSpec](SPECS_MAX, SPECS_BYTES_MAX)  # of tasks with large arguments that have run
         self.failed = Kept[TaskTold](FAILED_TASKS_MAX)
         self.dead = Kept[ActorTold](DEAD_ACTORS_MAX)
         self.starts = Kept[m.Checkpoint](OLDER_MAX)  # older checkpoints of living actors, by actor and calls

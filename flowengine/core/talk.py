@@ -80,3 +80,4 @@ class PeerLost(Message, frozen=True):
 
     peer: str
     reason: str
+    ended: bool = False  # nobody answers to its name any more, so it was not only cut off; told to the head alone

@@ -11,6 +11,7 @@ import difflib
 import functools
 import heapq
 import queue
+import sys
 import time
 import types
 from collections import Counter
@@ -123,11 +124,11 @@ def nested(keys: Any, values: Mapping[Any, Any]) -> Any:
 class Unit:
     """Nodes that one task runs, the last one being its result."""
 
-    def __init__(self, nodes: dict[Any, Any], needs: list[Any], place: int) -> None:
-        self.key = next(reversed(nodes))  # of its result
-        self.nodes = nodes
-        self.needs = needs  # keys of other units and of constants
-        self.place = place  # in the order of the graph
+    def __init__(self) -> None:
+        self.key: Any = None  # of its result
+        self.nodes: dict[Any, Any] = {}
+        self.needs: dict[Any, None] = {}  # keys of other units and of constants
+        self.place = 0  # in the order of the graph
         self.missing = 0
         self.users: list[Unit] = []
         self.open_users = 0  # of them have not ended
@@ -161,7 +162,8 @@ class Parts:
         for key, node in self.graph.items():
             for need in node.dependencies:
                 if need not in self.graph:
-                    raise ValueError(f"Missing dependency {need} for dependents {key}")
+                    where = ": a Dask client has it, compute with that client or gather it" if is_future(need) else ""
+                    raise ValueError(f"Missing dependency {need} for dependents {key}{where}")
 
     def resolve(self, key: Any, aliases: Mapping[Any, Any]) -> Any:
         """What an alias stands for in the end."""
@@ -178,21 +180,22 @@ class Parts:
         count = Counter(need for node in nodes.values() for need in node.dependencies if need not in constants)
         with_user: dict[Any, Unit] = {}  # containers: each user makes its own, which copies no values
         for key, node in nodes.items():
-            before: dict[Any, Any] = {}
-            needs: dict[Any, None] = {}
             computed = [need for need in node.dependencies if need not in constants]
             is_inner = fuse and is_container(node) and key not in self.wanted
             follows = fuse and len(computed) == 1 and not is_inner and not node.block_fusion
+            if follows and computed[0] in self.units and count[computed[0]] == 1 and computed[0] not in self.wanted:
+                unit = self.units.pop(computed[0])
+            else:
+                unit = Unit()
             for need in sorted(node.dependencies, key=self.places.__getitem__):
-                unit = with_user.get(need)
-                if unit is None and follows and need in self.units and count[need] == 1 and need not in self.wanted:
-                    unit = self.units.pop(need)
-                if unit is None:
-                    needs[need] = None
-                else:
-                    before.update(unit.nodes)
-                    needs.update(dict.fromkeys(unit.needs))
-            unit = Unit({**before, key: node}, list(needs), self.places[key])
+                inner = with_user.get(need)
+                if inner is not None:
+                    unit.nodes.update(inner.nodes)
+                    unit.needs.update(inner.needs)
+                elif need not in unit.nodes:
+                    unit.needs[need] = None
+            unit.nodes[key] = node
+            unit.key, unit.place = key, self.places[key]
             (with_user if is_inner else self.units)[key] = unit
         self.join()
 
@@ -211,6 +214,15 @@ class Parts:
                     unit.missing += 1
                     maker.users.append(unit)
                     maker.open_users += 1
+
+
+def is_future(key: Any) -> bool:
+    """Whether this program's Dask client, if it has one, holds the value of a key."""
+    clients = sys.modules.get("distributed.client")
+    try:
+        return clients is not None and key in clients.Client.current().futures
+    except ValueError:  # there is none
+        return False
 
 
 def is_container(node: Any) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
-import inspect
 import itertools
 import math
 import threading
@@ -13,12 +12,12 @@ import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import asking
 from ..core.owner_state import CancelAsked
 from ..errors import BadType, BadValue, FlowError, StaleSession, TaskCancelled
-from ..functions import RemoteFunction, session_of
+from ..functions import RemoteFunction, is_async, session_of
 from ..options import task_options, whole
 from ..refs import Current, ObjectRef, current_session
 from .calls import Call, CallOfAny, CallOfEach, InitializerFailed, Setup, run_each
@@ -223,6 +222,9 @@ class Executor(concurrent.futures.Executor):
             if ref is not None and not ref._session.closed:
                 ref._session.step(CancelAsked(ref.oid, False, True))
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an executor stays where it was made: code that runs elsewhere makes its own")
+
     def __repr__(self) -> str:
         state = "shut down" if self._closed else "open"
         return f"Executor({state}, {self._busy} tasks under way, {len(self._waiting)} waiting)"
@@ -344,7 +346,7 @@ def check_function(fn: Any) -> None:
     """Raise BadType for what cannot be called, or only by an event loop."""
     if not callable(fn):
         raise BadType(f"a call needs a function, not {fn!r}")
-    if any(inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in (fn, type(fn).__call__)):
+    if is_async(fn):
         raise BadType(f"{function_name(fn)} is an async function: a call is a task, which runs a plain function "
                       "(it may call asyncio.run)")
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from .. import asking
 from ..errors import BadType, SerializationError
 from ..functions import start_default
@@ -51,6 +53,28 @@ def joblib(n_jobs: int = -1, **options: Any) -> Iterator[None]:
 def named_path(text: str) -> str:
     """The path of what cannot be pickled, told in the words of joblib's caller."""
     return PATH.sub(lambda found: f"{PARTS[int(found[2])]}{found[3] or ''} of call {found[1]} of its batch", text)
+
+
+class InFile:
+    """An array in a file that may be written to: a call gets the file's, as in joblib's own processes."""
+
+    def __init__(self, opened: tuple[Any, ...]) -> None:
+        self.opened = opened
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.opened
+
+
+def written_file(value: Any) -> InFile | None:
+    """What goes in place of an argument that lies in a memory map which is open for writing."""
+    if not isinstance(value, np.ndarray) or value.base is None:
+        return None
+    from joblib._memmapping_reducer import _get_backing_memmap, _reduce_memmap_backed
+
+    file = _get_backing_memmap(value)
+    if not isinstance(file, np.memmap) or file.mode not in ("r+", "w+") or file.filename is None:
+        return None
+    return InFile(_reduce_memmap_backed(value, file))
 
 
 class Batch:
@@ -129,6 +153,9 @@ class FlowBackend:
         refs: list[ObjectRef] = []
 
         def swapped(value: Any) -> Any:
+            file = written_file(value)
+            if file is not None:
+                return file
             size_bytes = getattr(value, "nbytes", 0)
             if not isinstance(size_bytes, int) or size_bytes < self.shared_bytes_min:
                 return value
@@ -145,7 +172,7 @@ class FlowBackend:
             (fn, [swapped(arg) for arg in args], {name: swapped(arg) for name, arg in kwargs.items()})
             for fn, args, kwargs in func.items
         ]
-        return (batch, refs) if refs else (func, refs)
+        return batch, refs
 
     def retrieve_result_callback(self, out: Any) -> Any:
         """The results of a batch; raises its error."""

@@ -60,8 +60,13 @@ class RunNodes:
 
 
 def run_nodes(nodes: Sequence[tuple[Any, Any]], names: Sequence[Any], values: Sequence[Any]) -> Any:
-    """Run nodes in their order and give what the last one makes."""
+    """Run nodes in their order and give what the last one makes; a value is kept until the last one that needs it."""
     known = dict(zip(names, values, strict=True))
-    for key, node in nodes[:-1]:
-        known[key] = node(known)
+    if len(nodes) > 1:
+        last_use = {need: place for place, (_, node) in enumerate(nodes) for need in node.dependencies}
+        for place, (key, node) in enumerate(nodes[:-1]):
+            known[key] = node(known)
+            for need in node.dependencies:
+                if last_use[need] == place:
+                    del known[need]
     return nodes[-1][1](known)

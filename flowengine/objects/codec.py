@@ -83,6 +83,11 @@ def collecting() -> Iterator[dict[object, None]]:
         _collector.refs = outer
 
 
+def is_collecting() -> bool:
+    """Whether a pack runs in this thread."""
+    return _collector.refs is not None
+
+
 def note_ref(ref: object) -> None:
     """Tell the pack that runs in this thread, if any, that its value contains this ref."""
     if _collector.refs is not None:

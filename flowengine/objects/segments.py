@@ -302,10 +302,14 @@ class Segments:
             f"{_amount(free_bytes)} of {_amount(total_bytes)} of shared memory are free"
         )
 
-    def _has_room(self, descriptor: int, wanted_bytes: int) -> bool:
+    def free_bytes(self) -> int:
+        """Of the file system, which is that of others too."""
         system = os.statvfs(self.folder)
+        return system.f_frsize * system.f_bavail
+
+    def _has_room(self, descriptor: int, wanted_bytes: int) -> bool:
         held_bytes = os.fstat(descriptor).st_blocks * BLOCK_BYTES
-        return wanted_bytes - held_bytes <= system.f_frsize * system.f_bavail
+        return wanted_bytes - held_bytes <= self.free_bytes()
 
     def _fallocate(self, descriptor: int, wanted_bytes: int) -> bool:
         # Asking first spares the machine the filling of its memory up to the last page just to see it fail.

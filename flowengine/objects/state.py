@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import sys
 import threading
 import types
 from collections.abc import Iterator
@@ -51,7 +52,14 @@ class _StatePickler(codec.FullPickler):
             return reduced
         if kind is types.MethodType and type(obj.__self__) is known:
             return getattr, (obj.__self__, obj.__func__.__name__)
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(obj, torch.Tensor) and obj.is_leaf and obj.grad is not None:
+            return (*obj.__reduce_ex__(5)[:2], obj.grad, None, None, _set_gradient)  # torch leaves it out
         return super().reducer_override(obj)
+
+
+def _set_gradient(tensor: Any, gradient: Any) -> None:
+    tensor.grad = gradient
 
 
 def _outside(state: Any, depth: int = 2) -> Any:

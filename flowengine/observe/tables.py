@@ -107,6 +107,7 @@ def running(found: Sequence[Mapping[str, Any]], actors: Sequence[Mapping[str, An
     for worker in rows[:ROWS_MAX]:
         name = worker["name"] or worker["actor"]
         attempt = f" ({worker['attempt']})" if worker["attempt"] > 1 else ""
+        attempt += " (waits)" if worker["state"] == "blocked" else ""
         made.add_row(text(name + attempt), worker["task"][:12], age(worker["age_s"]), text(worker["worker_id"]),
                      str(worker["pid"]), share(worker["cpu_share"]), size(worker["memory_bytes"]))
     return with_rest(made, len(rows))
@@ -162,12 +163,16 @@ def memory(found: Mapping[str, Any], group: str, limit: int, width: int) -> Rend
         rest.append(f"{found['not_listed']:,} smaller objects are not listed")
     if found["without_owner"]:
         rest.append(f"{found['without_owner']:,} objects in stores are of owners that did not answer or not listed")
-    return Group(stores, part, Text("; ".join(rest)))
+    lines = ["; ".join(rest)] if rest else []
+    if group == "object" and found["objects"]:
+        lines.append("held: by references in the owner's process, by tasks that need it, by other processes (proc), "
+                     "or as lineage of what may be lost (lin)")
+    return Group(stores, part, Text("\n".join(lines)))
 
 
 def objects(found: Mapping[str, Any], limit: int, width: int) -> Table:
     """The largest objects: held by references, tasks that need them, other processes, and lineage."""
-    made = table("objects: held by references here, tasks, other processes; kept for lineage", (
+    made = table("objects", (
         ("object", False), ("size", True), ("where", False), ("held", False), ("made by", False), ("owner", False)))
     made.columns[4].max_width = max(10, width - 66)
     for one in found["objects"][:limit]:

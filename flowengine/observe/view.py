@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from flowengine.core.owner_story import OUTCOMES
+
 FUNCTIONS_MAX = 100
 ACTORS_MAX = 300
 QUEUES_MAX = 30
@@ -191,7 +193,8 @@ def runs(told: Sequence[NodeTold]) -> list[tuple[Any, ...]]:
         for process in (node.seen or ())[1:]:
             for task, name, worker, at, number, began_us, run_us, outcome in process.get("runs", ()):
                 began_ms = (began_us - ahead_us.get(at, node.ahead_us)) / 1e3
-                found.append((round(began_ms, 2), round(run_us / 1e3, 2), name, at, worker, outcome, task, number))
+                end = OUTCOMES.get(outcome, outcome)
+                found.append((round(began_ms, 2), round(run_us / 1e3, 2), name, at, worker, end, task, number))
     return found
 
 

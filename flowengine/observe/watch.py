@@ -15,7 +15,7 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from flowengine.errors import BadValue
+from flowengine.errors import BadValue, HeadLost
 from flowengine.observe import tables
 from flowengine.observe.view import HeadTold, NodeTold, document, objects_of
 from flowengine.runtime.connection import Connection
@@ -189,7 +189,12 @@ async def _logs(connection: Connection, name: str, lines_max: int, follow: bool,
         is_known = bool(meant)
         first = True
         while True:
-            nodes = await visitor.ask_head("nodes")
+            try:
+                nodes = await visitor.ask_head("nodes")
+            except HeadLost:
+                if first or not visitor.session_is_over:
+                    raise
+                break
             told = await visitor.ask_all(nodes, "printed", {"places": places, "last": first})
             found = [line for answer in told for one in answer or () for line in lines_of(one, places)]
             found = [line for line in found if is_meant(line, name, meant)]

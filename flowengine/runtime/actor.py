@@ -68,6 +68,7 @@ class Actor:
         session.step(s.ParentBegan(self.id, self.owner, self.push.attempt, ()))
         session.context.is_parent = True
         session.context.caller_key = self.caller_key
+        began_us = time.monotonic_ns() // 1000
         try:
             snapshot = self.begin(cls)
         except BaseException as error:
@@ -76,14 +77,19 @@ class Actor:
             else:
                 blob = pack_error(error, f"{self.push.spec.name}.__init__", traceback_text(error))
             session.in_user_code = False
+            if session.prints:
+                session.end_lines()
             session.membership.code_ended(False)  # it will not come again: the others need not wait for it
-            session.step(HostReady(None, blob, tuple(self.states.passed_over)))
+            session.step(HostReady(None, blob, tuple(self.states.passed_over), since(began_us)))
             queue.SimpleQueue[None]().get()  # its owner has the process killed
             return
         session.in_user_code = False
+        if session.prints:
+            session.end_lines()
+        session.calls_at_once = life.is_async or life.max_concurrency > 1
         if life.max_concurrency > 1 and not life.is_async:
             session.threads = CallThreads(self, life.max_concurrency)
-        session.step(HostReady(snapshot, b"", tuple(self.states.passed_over)))
+        session.step(HostReady(snapshot, b"", tuple(self.states.passed_over), since(began_us)))
         if life.is_async:
             asyncio.run(self.serve_async())
         elif session.threads is not None:
@@ -291,11 +297,18 @@ class Actor:
     def end_of(self, push: m.PushTask, answer: m.TaskDone | m.TaskFailed) -> CallEnded:
         self.session.at_point("actor.reply.before_send")
         self.session.running_note[:] = self.note  # a death from here on is not the call's fault
+        if self.session.prints:
+            self.session.end_lines()
         return CallEnded(push.spec.id, answer, self.leaving)
 
     def finish(self, push: m.PushTask, answer: m.TaskDone | m.TaskFailed) -> None:
         self.session.step(self.end_of(push, answer))
         self.session.stop_orders.pop(push.spec.id, None)
+
+
+def since(began_us: int) -> tuple[int, int]:
+    """When something began, and how long it took up to now."""
+    return began_us, time.monotonic_ns() // 1000 - began_us
 
 
 def is_last(over: CallEnded) -> bool:

@@ -13,7 +13,7 @@ from flowengine.core.memory_seen import owned
 from flowengine.core.messages import Asked
 from flowengine.core.owner_records import reply_told, told_by_host
 from flowengine.core.owner_seen import hosted
-from flowengine.observe.timeline import spans
+from flowengine.observe.timeline import Span, spans
 from flowengine.recovery.record import Piece, encoded
 from flowengine.runtime import process
 
@@ -36,7 +36,7 @@ def content(session: Session, question: Asked) -> Any:
     if question.topic == "memory":
         return [memory(session)]
     if question.topic == "spans":
-        return [msgspec.to_builtins(span) for span in spans(owner.spans, *submitter(session))]
+        return [msgspec.to_builtins(span) for span in runs(session)]
     if question.topic == "stash":
         with session.drive.lock:
             return [owner.log_given(*question.argument)]
@@ -51,6 +51,11 @@ def content(session: Session, question: Asked) -> Any:
     if question.topic == "worker_of":
         return owner.worker_of(question.argument)
     return True if question.topic == "commit" else None
+
+
+def runs(session: Session) -> list[Span]:
+    """The last runs of what this process has submitted."""
+    return spans((*session.owner.spans, *session.owner.call_spans), *submitter(session))
 
 
 def submitter(session: Session) -> tuple[str, str]:
@@ -111,11 +116,14 @@ def explained(session: Session, name: Any) -> list[str]:
 
 
 def story(session: Session, name: Any) -> list[str]:
-    """Lines about an object or task; the start of a name will do."""
+    """Lines about an object or task, of which the start of a name will do, or a worker."""
     digits = (name.hex() if isinstance(name, bytes) else str(name)).partition(".")[0].lower()
     if len(digits) < NAME_DIGITS_MIN:
         return []
     owner = session.owner
+    if isinstance(name, str) and name.partition(".")[2].startswith("w"):
+        return owner.story_of_worker(name)
     names = dict.fromkeys(oid[:TASK_ID_BYTES] for oid in list(owner.objects) if oid.hex().startswith(digits))
-    names.update(dict.fromkeys(run[0].id for run in list(owner.spans) if run[0].id.hex().startswith(digits)))
+    ran = (*owner.spans, *owner.call_spans)
+    names.update(dict.fromkeys(run[0].id for run in ran if run[0].id.hex().startswith(digits)))
     return [line for found in list(names)[:STORY_OBJECTS_MAX] for line in owner.story(found)]

@@ -141,9 +141,9 @@ class Drive:
                 self._stepping = False
             self._finish()
 
-    def lost(self, peer: str, reason: str) -> None:
-        """Hand over the end of a peer: on_lost of the endpoint."""
-        self.step(PeerLost(peer, reason), peer)
+    def lost(self, peer: str, reason: str, ended: bool = False) -> None:
+        """Hand over the end of a peer: on_lost of the endpoint; ended: as its has_ended()."""
+        self.step(PeerLost(peer, reason, ended), peer)
 
     def _do(self, event: Any, commands: Sequence[Command]) -> None:
         perform, rest = self.perform, iter(commands)

@@ -32,6 +32,7 @@ from flowengine.runtime.context import Context
 from flowengine.runtime.forks import guard_forks
 from flowengine.runtime.job import JobJournal
 from flowengine.runtime.launched import DriverSettings, Launched, launch
+from flowengine.runtime.link import LinkError
 from flowengine.runtime.process import Place
 from flowengine.runtime.session import Session
 from flowengine.runtime.settings import LauncherReady
@@ -80,14 +81,16 @@ class DriverSession(Session):
             self.log_sink = show_log
 
     def start(self) -> None:
-        """Bring the engine up and join it."""
+        """Bring the engine up and join it; raises HeadLost when that fails."""
         try:
             self.open(self._node_to_join())
             self.open_job()
-        except BaseException:
+        except BaseException as error:
             self.close()
             if self.launched is not None:
                 self.launched.end()
+            if isinstance(error, LinkError):
+                raise HeadLost(f"the node of this host cannot be reached: {error}") from error
             raise
         Current.session = self
         guard_forks()

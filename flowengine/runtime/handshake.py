@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import msgspec
-from distributed.comm.addressing import parse_address, unparse_host_port
+from distributed.comm.addressing import parse_address, parse_host_port, unparse_host_port
 from distributed.comm.core import FatalCommClosedError
 from distributed.comm.core import listen as _listen
 from distributed.comm.registry import get_backend
@@ -291,6 +291,10 @@ class PeerGone(LinkError):
     """The process with that address no longer exists, or has given this one up."""
 
 
+class Replaced(PeerGone):
+    """Another process listens where that one did."""
+
+
 class Stranger(LinkError):
     """What came over the connection is not this protocol."""
 
@@ -371,6 +375,18 @@ async def listen(
 
     listener.tcp_server.handle_stream = admit
     return listener
+
+
+async def is_listening(location: str) -> bool:
+    """Whether a connection to this location is taken, whether or not anybody answers on it."""
+    host, port = parse_host_port(location.partition("://")[2])
+    try:
+        async with asyncio.timeout(HANDSHAKE_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except OSError:  # TimeoutError is one
+        return False
+    writer.transport.abort()
+    return True
 
 
 async def _admit(handle: Callable[..., Awaitable[None]], stream: Any, peer: Any) -> None:
@@ -512,7 +528,7 @@ async def _introduce(stream: BulkStream, hello: Hello, secret: bytes) -> int:
     if not isinstance(challenge, Challenge):
         raise Stranger("no challenge came")
     if split_address(challenge.address)[1] != split_address(hello.to)[1]:
-        raise PeerGone(f"{hello.to} is gone, {challenge.address} listens there now")
+        raise Replaced(f"{hello.to} is gone, {challenge.address} listens there now")
     await stream.write(_framed(_encode(Proof(mac=_mac(secret, b"connector", said, asked)))))
     welcome = _read_reply(await _read_bytes(stream))
     if not isinstance(welcome, Welcome):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import queue
@@ -21,7 +22,7 @@ from flowengine.core.commands import JournalWritten, WriteJournal
 from flowengine.core.head import Head
 from flowengine.core.head import HeadSettings as MachineSettings
 from flowengine.core.messages import Answered, Asked, Message
-from flowengine.errors import FlowError
+from flowengine.errors import BadValue, FlowError
 from flowengine.runtime import process
 from flowengine.runtime.connection import Connection, page_path, port_of, write_connection
 from flowengine.runtime.drive import Drive
@@ -51,14 +52,17 @@ class JournalFile:
         self._path = path
         self._on_error = on_error
         self._rows: queue.SimpleQueue[Rows | None] = queue.SimpleQueue()
+        self._closing = False
         self._thread = threading.Thread(target=self._write_all, name="journal", daemon=True)
 
     def open(self) -> dict[str, bytes]:
-        """Read what is there, then be ready for more."""
+        """Read what is there, then be ready for more; raises BadValue when the file is no use."""
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
-        with self._connect() as database:
-            rows = dict(database.execute("SELECT key, value FROM rows ORDER BY key"))
-        database.close()
+        try:
+            with contextlib.closing(self._connect()) as database:
+                rows = dict(database.execute("SELECT key, value FROM rows ORDER BY key"))
+        except sqlite3.Error as error:
+            raise BadValue(f"the journal {self._path} cannot be used: {error}") from error
         self._thread.start()
         return rows
 
@@ -67,7 +71,8 @@ class JournalFile:
         self._rows.put((tuple(rows), number))
 
     def close(self) -> None:
-        """Return when all is on disk."""
+        """Return when all is on disk, or the disk does not take it."""
+        self._closing = True
         self._rows.put(None)
         self._thread.join()
 
@@ -87,14 +92,14 @@ class JournalFile:
                 batch.append(self._rows.get())
             more = batch[-1] is not None
             rows = [row for part in batch if part is not None for row in part[0]]
-            if rows:
-                self._write(database, rows)
+            if rows and not self._write(database, rows):
+                break
             numbers = [part[1] for part in batch if part is not None and part[1]]
             if numbers:
                 self.on_written(numbers)
         database.close()
 
-    def _write(self, database: sqlite3.Connection, rows: list[Row]) -> None:
+    def _write(self, database: sqlite3.Connection, rows: list[Row]) -> bool:
         # The newest value of a key is all that matters, so a batch is one pass, and deleting comes first.
         latest = dict(rows)
         deleted = [(key,) for key, value in latest.items() if value is None]
@@ -105,8 +110,12 @@ class JournalFile:
                 with database:
                     database.executemany("DELETE FROM rows WHERE key = ?", deleted)
                     database.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?)", kept)
-                return
-            except sqlite3.OperationalError as error:  # a full or slow disk: the rows stay here until it takes them
+                return True
+            except sqlite3.Error as error:  # a full or slow disk: the rows stay here until it takes them
+                if self._closing:
+                    text = f"the journal {self._path} cannot be written ({error}): the last changes are not in it"
+                    self._on_error(text)
+                    return False
                 if not told:
                     self._on_error(f"the journal {self._path} cannot be written ({error}); trying again")
                     told = True
@@ -158,9 +167,12 @@ class HeadShell:
             self.endpoint = process.new_endpoint(place, self._on_batch, self._on_lost)
             try:
                 await self.endpoint.start()
-            except OSError:
-                if not settings.port or time.monotonic() > give_up_at:
+            except OSError as error:
+                if not settings.port or error.errno != errno.EADDRINUSE:
                     raise
+                if time.monotonic() > give_up_at:
+                    raise BadValue(f"port {settings.port} of {settings.host} is in use: "
+                                   "does this head run already, or another one?") from error
                 await asyncio.sleep(PORT_RETRY_S)
                 continue
             location = self.endpoint.address.partition("#")[0]
@@ -229,9 +241,10 @@ class HeadShell:
     def _on_lost(self, peer: str, reason: str) -> None:
         if self.page is not None:
             self.page.asker.missed(peer, reason)
+        ended = self.endpoint.has_ended(peer)
         self.endpoint.forgive(peer)  # a node that was cut off comes back under its own address; epochs tell its lives
         if self.drive is not None:
-            self.drive.lost(peer, reason)
+            self.drive.lost(peer, reason, ended)
 
 
 def main(settings: HeadProcessSettings, report_fd: int) -> int:

@@ -13,7 +13,9 @@ import os
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,13 @@ import msgspec
 
 from flowengine.core import commands as c
 from flowengine.core import messages as m
-from flowengine.errors import BadValue
+from flowengine.errors import BadValue, OutOfDisk
 
 log = logging.getLogger(__name__)
 
 BATCH_MAX = 1_000
 CLOSE_TIMEOUT_S = 10.0
+RETRY_S = 0.5
 
 Values = m.Inline | m.Stored
 Durable = tuple[Callable[[bytes], None], Callable[[bytes], None]]
@@ -56,15 +59,23 @@ class JobJournal:
             os.close(self.lock)
             raise BadValue(f"job {job!r} is running already in {state_dir}") from None
         self.make_durable, self.drop_durable = durable
-        self.database = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
-        os.chmod(self.path, 0o600)
-        self.database.execute("PRAGMA journal_mode=WAL")
-        self.database.execute("PRAGMA synchronous=NORMAL")
-        self.database.execute("CREATE TABLE IF NOT EXISTS results (oid BLOB PRIMARY KEY, value BLOB)")
-        self.database.execute("CREATE TABLE IF NOT EXISTS notes (kind TEXT, number INTEGER, payload BLOB)")
-        self.coming: queue.SimpleQueue[Keep | threading.Event | None] = queue.SimpleQueue()
+        try:
+            self.database = self._open()
+        except (OSError, sqlite3.Error) as error:
+            os.close(self.lock)
+            raise BadValue(f"the journal of job {job!r} cannot be used: {self.path}: {error}") from error
+        self.coming: queue.SimpleQueue[Keep | Future[str] | None] = queue.SimpleQueue()
         self.writer = threading.Thread(target=self._write, name="flowengine-job", daemon=True)
         self.writer.start()
+
+    def _open(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
+        os.chmod(self.path, 0o600)
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=NORMAL")
+        database.execute("CREATE TABLE IF NOT EXISTS results (oid BLOB PRIMARY KEY, value BLOB)")
+        database.execute("CREATE TABLE IF NOT EXISTS notes (kind TEXT, number INTEGER, payload BLOB)")
+        return database
 
     def left(self, node: str) -> Left:
         """What an earlier run left; large results are said to be at this node, where they are restored when read."""
@@ -81,10 +92,11 @@ class JobJournal:
         self.coming.put(command)
 
     def flush(self) -> None:
-        """Return when all that was kept so far is on disk."""
-        written = threading.Event()
+        """Return when all that was kept so far is on disk; raises OutOfDisk when the disk does not take it now."""
+        written: Future[str] = Future()
         self.coming.put(written)
-        written.wait()
+        if failure := written.result():
+            raise OutOfDisk(f"the journal of the job cannot be written: {failure}", path=str(self.path))
 
     def close(self, done: bool) -> None:
         """Write what is under way; done: the job ended well, so nothing of it is needed."""
@@ -105,19 +117,33 @@ class JobJournal:
         return [oid for oid, blob in rows if isinstance(decode(blob), m.Stored)]
 
     def _write(self) -> None:
-        ended = False
+        kept: list[Keep] = []  # what the disk has not taken yet; nothing may be there that followed from what is not
+        failure, ended = "", False
         while not ended:
-            batch: list[Any] = [self.coming.get()]
+            batch: list[Any] = [] if kept else [self.coming.get()]
             while len(batch) < BATCH_MAX and not self.coming.empty():
                 batch.append(self.coming.get())
             ended = None in batch
-            try:
-                self._write_batch([command for command in batch if isinstance(command, Keep)])
-            except (OSError, sqlite3.Error):
-                log.exception("the journal of the job could not be written to %s", self.path)
+            kept += [command for command in batch if isinstance(command, Keep)]
+            failure = self._tried(kept, failure)
             for waiting in batch:
-                if isinstance(waiting, threading.Event):
-                    waiting.set()
+                if isinstance(waiting, Future):
+                    waiting.set_result(failure)
+            if failure and not ended:
+                time.sleep(RETRY_S)
+
+    def _tried(self, kept: list[Keep], failed: str) -> str:
+        """Write it, and empty the list; else why that failed, which is told once. failed: the same, last time."""
+        try:
+            self._write_batch(kept)
+        except (OSError, sqlite3.Error) as error:
+            if self.database.in_transaction:
+                self.database.execute("ROLLBACK")
+            if not failed:
+                log.error("the journal of the job cannot be written to %s (%s); trying again", self.path, error)
+            return str(error)
+        kept.clear()
+        return ""
 
     def _write_batch(self, batch: list[Keep]) -> None:
         results, notes = [], []

@@ -59,6 +59,7 @@ RESTART_DELAY_S = 0.1
 RESTART_DELAY_S_MAX = 5.0
 QUICK_DEATH_S = 2.0  # one that lived shorter counts as a failed start
 FAILED_STARTS_MAX = 8
+FORMER_MAX = 16  # more nodes than this do not die before one has joined
 # What workers and nodes want at once.
 PRELOADED = ("numpy", "lz4.frame", "cloudpickle", "sqlite3", "psutil", "flowengine.collectives.reducing")
 READ_BYTES = 65_536
@@ -91,6 +92,7 @@ class Launcher:
         self.head_address = settings.head
         self.head: Life | None = None
         self.node: Life | None = None
+        self.former: tuple[str, ...] = ()  # ids of nodes that are dead
         self.worker_of: dict[int, tuple[Life, str]] = {}
         self.folders: list[str] = []
         self.failed_starts = {"head": 0, "node": 0}
@@ -195,6 +197,7 @@ class Launcher:
 
     def _node_ended(self, life: Life, exit_code: int) -> None:
         self.node = None
+        self.former = (*self.former, life.name)[-FORMER_MAX:]
         for pid in life.workers.values():
             os.kill(pid, signal.SIGKILL)  # not reaped yet, so it is still that process
         self._drop_channel(life)
@@ -271,7 +274,8 @@ class Launcher:
             node_id=node_id, host=settings.host, session=settings.session, secret=settings.secret, tls=settings.tls,
             total=settings.total, num_workers=settings.num_workers, store_limit_bytes=settings.store_limit_bytes,
             store_root=settings.store_root, state_dir=settings.state_dir, live_url=self._live_url(),
-            config=settings.config, head=self.head_address, log_to_driver=settings.log_to_driver, relay=settings.relay)
+            config=settings.config, head=self.head_address, log_to_driver=settings.log_to_driver, relay=settings.relay,
+            former=self.former)
         mine, its = channel_pair()
         pid = os.fork()
         if not pid:

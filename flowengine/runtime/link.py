@@ -13,13 +13,13 @@ import secrets
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
 from flowengine.runtime import handshake
 from flowengine.runtime.gate import Gate, through
-from flowengine.runtime.handshake import BulkStream, Hello, LinkError, PeerGone, Refused, SecretRefused
+from flowengine.runtime.handshake import BulkStream, Hello, LinkError, PeerGone, Refused, Replaced, SecretRefused
 from flowengine.runtime.tls_stream import for_bulk
 from flowengine.runtime.wire import READ_BYTES, Link
 
@@ -36,6 +36,7 @@ DEAD_PEERS_KEPT = 10_000
 RETRY_FIRST_S = 0.02
 RETRY_MOST_S = 0.5
 CLOSE_GRACE_S = 1.0
+CODE = "code-"  # begins the nonce of a process that runs code of programs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,7 @@ class EndpointConfig:
     port: int = 0
     security: Security | None = None
     relay: str = ""  # as Place.relay
+    runs_code: bool = False  # of programs: it may keep the interpreter for long
     unacked_bytes_max: int = 64 * 1024 * 1024
     lost_after_s: float = 10.0
     ping_every_s: float = 2.0
@@ -79,6 +81,13 @@ class LinkStats(msgspec.Struct, frozen=True, kw_only=True):
     peers_lost: int
 
 
+class Loss(NamedTuple):
+    """Why a peer was given up, and whether it has ended for certain."""
+
+    reason: str
+    ended: bool
+
+
 class Endpoint:
     """Sends messages to other processes and receives theirs; made anywhere, started on the loop that serves it."""
 
@@ -93,7 +102,7 @@ class Endpoint:
         self.loop: asyncio.AbstractEventLoop
         self._lock = threading.RLock()
         self._links: dict[str, Link] = {}
-        self._dead: OrderedDict[str, str] = OrderedDict()
+        self._dead: OrderedDict[str, Loss] = OrderedDict()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._listener: Any = None
         self._ticker: asyncio.TimerHandle | None = None
@@ -110,7 +119,8 @@ class Endpoint:
         self._healed = asyncio.Event()
         self._healed.set()
         self._listener = await self._listen()
-        self.address = f"{self._listener.contact_address}#{secrets.token_hex(4)}"
+        nonce = f"{CODE if self.config.runs_code else ''}{secrets.token_hex(4)}"
+        self.address = f"{self._listener.contact_address}#{nonce}"
         self._ticked_at = self.loop.time()
         self._ticker = self.loop.call_later(self._tick_s, self._tick)
 
@@ -179,7 +189,7 @@ class Endpoint:
         """Return when the link to a peer is up; SecretRefused, PeerGone or LinkError when it cannot be."""
         link = self._links.get(to) or self._link(to)
         if link is None:
-            raise PeerGone(f"{to} is gone: {self._dead.get(to, 'this endpoint is closed')}")
+            raise PeerGone(f"{to} is gone: {self._why_gone(to)}")
         if link.out is None:
             waiter: asyncio.Future[None] = self.loop.create_future()
             link.waiters.append(waiter)
@@ -189,12 +199,25 @@ class Endpoint:
         """A connection of its own for bulk bytes; the peer's `on_stream` gets `hello`. OSError when it fails."""
         await self._gate(to)
         if self._closed or to in self._dead:
-            raise PeerGone(f"{to} is gone: {self._dead.get(to, 'this endpoint is closed')}")
+            raise PeerGone(f"{to} is gone: {self._why_gone(to)}")
         first = self._hello(to, "stream", note=msgspec.msgpack.encode(hello))
         dialled, _ = await self._dialled(first)
         stream = for_bulk(dialled)
         stream.peer, stream.gate = to, self._gate
         return stream
+
+    def _why_gone(self, peer: str) -> str:
+        return self.why_lost(peer) or "this endpoint is closed"
+
+    def has_ended(self, peer: str) -> bool:
+        """Whether a peer that was lost has ended for certain: nobody answers to its name where it listened."""
+        loss = self._dead.get(peer)
+        return loss is not None and loss.ended
+
+    def why_lost(self, peer: str) -> str:
+        """Why a peer was given up; empty when it was not."""
+        loss = self._dead.get(peer)
+        return loss.reason if loss is not None else ""
 
     def forgive(self, peer: str) -> None:
         """Let a peer that was given up come back under its address: the next message to it dials anew."""
@@ -275,8 +298,11 @@ class Endpoint:
                         if not self._is_cut(link.peer):
                             await self._dial_once(link)
                             return
-                except (ConnectionRefusedError, LinkError) as error:
-                    self.lose(link, str(error), error if isinstance(error, LinkError) else None)
+                except LinkError as error:
+                    self.lose(link, str(error), error, ended=isinstance(error, Replaced))
+                    return
+                except ConnectionRefusedError as error:
+                    self.lose(link, str(error), ended=not self.config.relay)  # the relay itself may have refused
                     return
                 except OSError as error:
                     reason = str(error) or reason
@@ -284,6 +310,9 @@ class Endpoint:
                     self.lose(link, f"cannot be dialled: {error!r}")
                     return
                 if self.loop.time() >= give_up_at:
+                    if await self._stands_still(link.peer):
+                        give_up_at = self.loop.time() + self.config.lost_after_s
+                        continue
                     if not link.wires:
                         self.lose(link, f"not reached for {self.config.lost_after_s:g} s: {reason}")
                     return
@@ -293,6 +322,16 @@ class Endpoint:
             link.dialling = None
             if not link.wires and link.lost is None and not self._closed:
                 self.unlinked(link)
+
+    async def _stands_still(self, peer: str) -> bool:
+        """Whether a process that does not answer is there: code of programs may keep the interpreter for long.
+
+        Its kernel takes connections meanwhile. Its node judges whether it works or hangs; nodes and heads run none.
+        """
+        location, nonce = handshake.split_address(peer)
+        if not nonce.startswith(CODE) or self.config.relay or self._is_cut(peer):
+            return False
+        return await handshake.is_listening(location)
 
     async def _dial_once(self, link: Link) -> None:
         hello = self._hello(link.peer, "link", link)
@@ -337,7 +376,7 @@ class Endpoint:
             raise ConnectionError("closed or cut off")
         handshake.split_address(peer)
         if peer in self._dead:
-            return Refused("gone", f"{peer} was given up: {self._dead[peer]}")
+            return Refused("gone", f"{peer} was given up: {self._dead[peer].reason}")
         if hello.kind != "link":
             return Refused("stream", "no streams are served here") if self.config.on_stream is None else 0
         link = self._links.get(peer)
@@ -367,12 +406,12 @@ class Endpoint:
         finally:
             stream.abort()
 
-    def lose(self, link: Link, reason: str, error: LinkError | None = None) -> None:
-        """The peer is gone for good."""
+    def lose(self, link: Link, reason: str, error: LinkError | None = None, ended: bool = False) -> None:
+        """The peer is gone for good; ended: that is certain, not a guess from its silence."""
         if link.lost is not None:
             return
         told = not self._closed
-        self._end(link, reason, error)
+        self._end(link, reason, error, ended)
         if told:
             self._peers_lost += 1
             try:
@@ -380,10 +419,10 @@ class Endpoint:
             except Exception:
                 logger.exception("the loss of %s was not handled", link.peer)
 
-    def _end(self, link: Link, reason: str, error: LinkError | None = None) -> None:
+    def _end(self, link: Link, reason: str, error: LinkError | None = None, ended: bool = False) -> None:
         with self._lock:
             self._links.pop(link.peer, None)
-            self._dead[link.peer] = reason
+            self._dead[link.peer] = Loss(reason, ended)
             while len(self._dead) > DEAD_PEERS_KEPT:
                 self._dead.popitem(last=False)
         link.end(reason)

@@ -114,8 +114,8 @@ class Membership:
         """How it is asked for."""
         session = self.session
         return m.GroupJoined(
-            group.name, group.size, group.rank, group.key, session.node, session.host, os.getpid(), group.timeout_s,
-            group.on_failure, group.restorable, group.seating, group.next_step, self.life(),
+            group.name, group.place.size, group.rank, group.key, session.node, session.host, os.getpid(),
+            group.timeout_s, group.on_failure, group.restorable, group.seating, group.next_step, self.life(),
         )  # fmt: skip
 
     def seated(self, group: Group) -> m.GroupFormed | m.JoinRefused:

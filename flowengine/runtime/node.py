@@ -17,6 +17,7 @@ import msgspec
 from flowengine.collectives.lanes import LANE_HELLO
 from flowengine.core.commands import (
     CheckWorker,
+    MemorySeen,
     PullObject,
     RestoreObject,
     SpillObject,
@@ -31,7 +32,10 @@ from flowengine.core.messages import (
     Joined,
     KillWorker,
     LogLines,
+    MemoryLacked,
     Message,
+    NodeAccepted,
+    NodeFenced,
     ObjectSealed,
 )
 from flowengine.core.node import Node
@@ -85,6 +89,8 @@ class NodeShell:
         self.machine: Node | None = None
         self.host_use: HostUse | None = None
         self.folder = ""
+        self.misses_head = False
+        self.next_look: asyncio.TimerHandle | None = None  # at the shared memory that is free
         self.head_told: asyncio.Future[str]
         self.ended: asyncio.Event
 
@@ -127,6 +133,7 @@ class NodeShell:
         self.transfers = Transfers(self.segments, self._open_stream, self.config)
         self.objects = Objects(self.segments, self.transfers, disk_folder, self.config)
         self.transfers.disk_path = self.objects.disk_path
+        self.objects.look_at_memory = self._look_at_memory
         pool_bytes = int(settings.store_limit_bytes * self.config.pool_fraction)
         warm = store_files.Segments(self.folder, pool_bytes)
         self.collectives = Collectives(self.segments, warm, self._open_stream, self.config)
@@ -138,7 +145,7 @@ class NodeShell:
         machine = self.machine = Node(NodeSettings(
             me=me, node_id=settings.node_id, host=settings.host, total=settings.total, num_workers=settings.num_workers,
             store_folder=self.folder, store_limit_bytes=settings.store_limit_bytes, session=settings.session,
-            head=self.head, gpus=names), self.config)
+            head=self.head, gpus=names, former=settings.former), self.config)
         machine.desk.journal.wall_offset_s = process.wall_offset_s()
         drive = self.drive = Drive(machine)
         drive.attach(self.endpoint, loop, me)
@@ -225,11 +232,38 @@ class NodeShell:
             return self._answered(peer, message)
         if isinstance(message, ObjectSealed):
             return False
+        if isinstance(message, (NodeAccepted, NodeFenced)):
+            self._head_found(message)
+            return False
+        if isinstance(message, MemoryLacked):
+            self._look_at_memory()
+            return True
         if isinstance(message, KillWorker):
             self._kill_if_running(peer, message, FORCE_LOOKS_MAX)
             return True
         assert isinstance(message, ChaosOrdered)
         return self._harm(peer, message)
+
+    def _head_found(self, word: NodeAccepted | NodeFenced) -> None:
+        assert self.machine is not None
+        if isinstance(word, NodeAccepted):
+            if self.misses_head:
+                log.info("the head is there again, and this node has joined")
+            self.misses_head = False
+        elif word.epoch > self.machine.desk.epoch:
+            log.warning("the head had taken this node for dead: its workers end, and it joins anew")
+
+    def _look_at_memory(self) -> None:
+        """Tell the machine how much shared memory is free; again as long as that is less than the store may take."""
+        if self.drive is None or self.machine is None:
+            return
+        if self.next_look is not None:
+            self.next_look.cancel()
+            self.next_look = None
+        self.drive.step(MemorySeen(self.segments.free_bytes()))
+        if self.machine.store.lacking_bytes:
+            loop = asyncio.get_running_loop()
+            self.next_look = loop.call_later(self.config.heartbeat_s, self._look_at_memory)
 
     def _kill_if_running(self, peer: str, order: KillWorker, looks: int) -> None:
         """Tell the machine to kill a worker while it runs the task; one that has ended is nobody's harm any more."""
@@ -310,6 +344,9 @@ class NodeShell:
             self.segments.reap(pid)
         # The head keeps its address over its lives, and a node that was cut off comes back under its own.
         self.endpoint.forgive(peer)
+        if peer == self.head and not self.misses_head:
+            self.misses_head = True
+            log.info("this node has no link to the head: %s. It goes on, and tries to join again", reason)
         self.drive.lost(peer, reason)
 
     async def _on_stream(self, peer: str, hello: dict[str, Any], stream: Any) -> None:
@@ -338,7 +375,8 @@ class NodeShell:
         self.endpoint.send(to, message, True)
 
 
-SHELL_KINDS = frozenset((Joined, Asked, ChaosOrdered, KillWorker, LogLines, ObjectSealed))
+SHELL_KINDS = frozenset(
+    (Joined, Asked, ChaosOrdered, KillWorker, LogLines, MemoryLacked, NodeAccepted, NodeFenced, ObjectSealed))
 
 
 def main(settings: NodeProcessSettings, end: socket.socket) -> int:

@@ -46,6 +46,7 @@ class Objects:
         self.segments = segments
         self.transfers = transfers
         self.step: Step
+        self.look_at_memory: Callable[[], None] = lambda: None
         self._folder = folder
         self._chunk_bytes = config.spill_chunk_bytes
         self._threads = ThreadPoolExecutor(DISK_THREADS, "disk")
@@ -87,6 +88,9 @@ class Objects:
         self._threads.shutdown(wait=False, cancel_futures=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _lacks_memory(self) -> None:
+        asyncio.get_running_loop().call_soon(self.look_at_memory)  # when what has failed was told
+
     def _begin(self, work: Coroutine[Any, Any, Message]) -> None:
         task = asyncio.get_running_loop().create_task(self._report(work))
         self._tasks.add(task)
@@ -116,7 +120,10 @@ class Objects:
     async def _restore(self, command: RestoreObject) -> Message:
         try:
             await self._in_thread(self._restore_in_thread, command)
-        except (StoreFull, OSError, RuntimeError, EOFError) as error:
+        except StoreFull as error:
+            self._lacks_memory()
+            return RestoreFailed(command.oid, f"{error}", self.segments.free_bytes())
+        except (OSError, RuntimeError, EOFError) as error:
             return RestoreFailed(command.oid, f"{error}")
         except Exception as error:
             log.exception("reading %s back failed", command.oid.hex())
@@ -136,6 +143,8 @@ class Objects:
         try:
             source = await self.transfers.pull(command.oid, command.size_bytes, command.nodes)
         except PullError as error:
+            if isinstance(error.__cause__, StoreFull):
+                self._lacks_memory()
             return PullFailed(command.oid, command.nodes, f"{error}", error.silent)
         except Exception as error:
             log.exception("pulling %s failed", command.oid.hex())

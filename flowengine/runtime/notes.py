@@ -7,14 +7,15 @@ import io
 import mmap
 import os
 import time
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from flowengine.core import messages as m
 from flowengine.core.executor import STOP_GRACE_S
 from flowengine.runtime.node_workers import DEADLINE_BYTES, NAME_BYTES, RUNNING_BYTES
 
 if TYPE_CHECKING:
-    from flowengine.runtime.session import Session
+    from flowengine.runtime.context import Context
+    from flowengine.runtime.worker import WorkerSession
 
 UNSIGNED = b"\x1e..\x1e"
 
@@ -55,24 +56,91 @@ class Signed(io.FileIO):
     Code that writes to the descriptor in another way does not, and processes that it starts.
     """
 
-    def __init__(self, fd: int, session: Session) -> None:
+    def __init__(self, fd: int) -> None:
         super().__init__(fd, "w", closefd=False)
-        self.session = session
+        self.by: Context | None = None
 
     def write(self, content: Any, /) -> int:
         """Write all of it."""
-        context = self.session.context
-        push = context.push
-        actor = context.actor or (context.task if push is not None and push.spec.life is not None else b"")
-        name = context.name.encode("utf-8", "replace")[:NAME_BYTES]
-        by = f"\x1e{context.task.hex()}.{actor.hex()}.{name.hex()}\x1e".encode() if context.caller else UNSIGNED
-        whole = memoryview(b"".join((by, content, UNSIGNED)))
+        whole = memoryview(b"".join((self._signature(), content, UNSIGNED)))
         done = super().write(whole)
         while done < len(whole):
             done += super().write(whole[done:])
         return len(content)
 
+    def _signature(self) -> bytes:
+        context = self.by
+        if context is None or not context.caller:
+            return UNSIGNED
+        push = context.push
+        actor = context.actor or (context.task if push is not None and push.spec.life is not None else b"")
+        name = context.name.encode("utf-8", "replace")[:NAME_BYTES]
+        return f"\x1e{context.task.hex()}.{actor.hex()}.{name.hex()}\x1e".encode()
 
-def signed(fd: int, session: Session) -> TextIO:
+
+class Printed(io.BufferedWriter):
+    """What a worker's code prints: a line that one task or call has begun is ended before another writes."""
+
+    def __init__(self, fd: int, session: WorkerSession) -> None:
+        self.signed = Signed(fd)
+        super().__init__(self.signed)
+        self.session = session
+        self.of: Context | None = None  # whose text is written, when that is not the running code's
+        self.is_half = False  # what was written last has no end of line
+
+    def write(self, content: Any, /) -> int:
+        """Keep it until the end of the line."""
+        by = self.of or self.session.context
+        if by is not self.signed.by:
+            self.end_line()
+            self.signed.by = by
+        if len(content):
+            self.is_half = content[-1:] != b"\n"
+        self.session.prints = True
+        return super().write(content)
+
+    def end_line(self) -> None:
+        """Nothing more is written by whoever wrote last."""
+        if self.closed:
+            return
+        if self.is_half:
+            self.is_half = False
+            super().write(b"\n")
+        self.flush()
+        self.signed.by = None
+
+
+class Lines(io.TextIOWrapper):
     """A standard stream of a worker that is written line by line and takes any text."""
-    return io.TextIOWrapper(io.BufferedWriter(Signed(fd, session)), "utf-8", "backslashreplace", line_buffering=True)
+
+    def __init__(self, fd: int, session: WorkerSession) -> None:
+        self.printed = Printed(fd, session)
+        super().__init__(self.printed, "utf-8", "backslashreplace", line_buffering=True)
+        self.session = session
+        self.by: Context | None = None  # where calls run at once: whose text has no end of line yet
+
+    def write(self, text: str, /) -> int:
+        """Keep it until the end of the line."""
+        self.session.prints = True
+        if self.session.calls_at_once:
+            self._turn_to(self.session.context)
+        return write_text(self, text)
+
+    def _turn_to(self, by: Context | None) -> None:
+        if self.by is not None and by is not self.by:
+            self.printed.of, self.by = self.by, None
+            self.flush()
+            self.printed.of = None
+        self.by = by
+
+    def code_ended(self, context: Context) -> bool:
+        """What this code has printed without an end of line is a line; whether nothing of others is left."""
+        if self.by is None or self.by is context:
+            self.flush()
+            self.by = None
+        if self.printed.signed.by is context:
+            self.printed.end_line()
+        return self.by is None and self.printed.signed.by is None
+
+
+write_text = io.TextIOWrapper.write

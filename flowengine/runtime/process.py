@@ -36,6 +36,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     tls: Tls | None
     config: Config
     port: int = 0
+    runs_code: bool = False  # of programs
     relay: str = ""  # scheme://host:port of a Dask scheduler that passes all on, where nothing else is reached
 
 
@@ -58,6 +59,7 @@ def new_endpoint(place: Place, on_batch: OnBatch, on_lost: OnLost, on_stream: On
         port=place.port,
         security=make_security(place.tls.certificate, place.tls.key, place.tls.authority) if place.tls else None,
         relay=place.relay,
+        runs_code=place.runs_code,
         unacked_bytes_max=config.link_unacked_bytes_max,
         lost_after_s=config.link_lost_after_s,
         ping_every_s=max(config.heartbeat_s, config.suspect_after_s / 5),
@@ -101,10 +103,11 @@ def end_event() -> asyncio.Event:
 
 
 def stacks() -> list[str]:
-    """What each thread of this process does, as text."""
+    """What each thread of this process does, as text; the main thread, which runs tasks, is the first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = []
-    for ident, frame in sys._current_frames().items():
+    frames = sys._current_frames().items()
+    for ident, frame in sorted(frames, key=lambda one: (one[0] != threading.main_thread().ident, one[0])):
         lines = "".join(traceback.format_stack(frame))
         found.append(f"thread {names.get(ident, '?')}\n{lines}")
     return found

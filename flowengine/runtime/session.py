@@ -28,7 +28,7 @@ from flowengine.core import owner_state as s
 from flowengine.core.ids import object_id
 from flowengine.core.owner import Owner
 from flowengine.core.owner_seen import Sight
-from flowengine.errors import Deadlock, EngineBug, FlowError, GetTimeout, StaleSession, unpack_error
+from flowengine.errors import Deadlock, EngineBug, FlowError, GetTimeout, HeadLost, StaleSession, unpack_error
 from flowengine.objects import codec
 from flowengine.objects.segments import Segments
 from flowengine.refs import Current, ObjectRef
@@ -82,7 +82,8 @@ class Session(Hearing):
         self.bug: EngineBug | None = None
         self.loop = process.new_loop()
         self.joined = concurrent.futures.Future[m.Welcome]()
-        self.endpoint = process.new_endpoint(place, self.on_batch, self.on_lost)
+        self.endpoint = process.new_endpoint(
+            msgspec.structs.replace(place, runs_code=True), self.on_batch, self.on_lost)
         self.questions = Questions(self.endpoint)
         self.sight = Sight()
         self.owner: Owner
@@ -527,14 +528,19 @@ class Session(Hearing):
         return self.nodes_seen
 
     def ask_head(self, topic: str, argument: Any) -> Any:
-        """Ask the head; asked again while it is being started anew."""
-        end = time.monotonic() + self.config.link_lost_after_s
+        """Ask the head, again while it is being started anew; raises HeadLost when there is no answer at length."""
+        patience_s = self.config.link_lost_after_s
+        end = time.monotonic() + patience_s
         while True:
             try:
                 return self.ask(self.head, topic, argument)
-            except FlowError:
-                if self.closed or time.monotonic() > end:
+            except FlowError as error:
+                if self.closed:
                     raise
+                if time.monotonic() > end:
+                    where = self.head.partition("#")[0]
+                    text = f"no answer to {topic} within {patience_s:g} s from the head at {where}: {error}"
+                    raise HeadLost(text) from error
             time.sleep(TICK_S)
             self.endpoint.forgive(self.head)
 

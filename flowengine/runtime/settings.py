@@ -64,6 +64,7 @@ class NodeProcessSettings(Settings, frozen=True, kw_only=True):
     port: int = 0
     log_to_driver: bool = True
     relay: str = ""  # what Place.relay says
+    former: tuple[str, ...] = ()  # ids of the nodes that this launcher had before
 
 
 class HeadProcessSettings(Settings, frozen=True, kw_only=True):

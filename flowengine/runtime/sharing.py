@@ -79,6 +79,7 @@ class Sharing:
         self.open: dict[int, Pending] = {}
         self.holds: dict[str, list[Hold]] = {}  # by the name of the lock
         self.untaken: dict[int, None] = {}  # questions upon which something was given that the code does not have yet
+        self.uncounted: dict[bytes, ObjectRef] = {}  # as long as this process
         self.lock = threading.Lock()
 
     # --- asking -----------------------------------------------------------------------------------
@@ -109,6 +110,18 @@ class Sharing:
         """For what is given none: the same when the code runs again after a crash."""
         context = self.session.context
         return (context.new_child() if context.caller else os.urandom(TASK_ID_BYTES)).hex()
+
+    def counted(self, kind: str, name: str) -> ObjectRef | None:
+        """A reference that counts the handles of what the program makes without a name.
+
+        Code that may run again has none: its next run makes the same one, when the handles of this run are gone.
+        """
+        return None
+
+    def stays(self, counted: ObjectRef | None) -> None:
+        """A handle was passed on in a way that is not counted."""
+        if counted is not None:
+            self.uncounted[counted.oid] = counted
 
     def blocking(self, steps: Steps[T]) -> T:
         """Do it, and wait; raises what the steps raise, FlowError when the program cannot be reached."""
@@ -395,6 +408,10 @@ class OwnSharing(Sharing):
         super().__init__(session)
         self.keeper = Keeper(session)
 
+    def counted(self, kind: str, name: str) -> ObjectRef | None:
+        """A value without content that the program puts; while anybody has a handle it is there."""
+        return self.keeper.counted(kind, name)
+
     def why(self, waiter: int) -> str:
         """What a waiting thread waits for."""
         return "; ".join([self.keeper.why(one.number) for one in list(self.open.values()) if one.waiter == waiter])
@@ -420,7 +437,17 @@ class Keeper:
         self.lock = threading.RLock()
         self.again: dict[bytes, deque[tuple[int, ObjectRef]]] = {}  # what code took that may run again, by its root
         self.checkpoints: dict[bytes, tuple[Any, int]] = {}  # of actors: the last one seen, and how many were
+        self.unnamed: dict[bytes, tuple[str, str]] = {}  # reference that counts handles -> kind and name
         self.looking = False
+
+    def counted(self, kind: str, name: str) -> ObjectRef:
+        """The reference that goes along with the handles of one without a name."""
+        session, oid = self.session, object_id(bytes.fromhex(name[1:]), 0)
+        session.drive.step(s.ValuePut(oid, m.Inline(b""), False), "")
+        with self.lock:
+            self.unnamed[oid] = kind, name
+            self.look_soon()
+        return ObjectRef(session, oid, session.address)
 
     def told(self, peer: str, message: Any) -> None:
         """A process, perhaps this one, asks or tells something."""
@@ -471,12 +498,15 @@ class Keeper:
             return
         count = self.checkpoints.get(root, (None, 0))[1]
         self.again.setdefault(root, deque(maxlen=KEPT_MAX)).extend([(count, ref) for ref in refs])
+        self.look_soon()
+
+    def look_soon(self) -> None:
         if not self.looking:
             self.looking = True
             self.session.loop.call_soon_threadsafe(self.session.loop.call_later, LOOK_S, self.look)
 
     def look(self) -> None:
-        """On the loop: let go of what no run can ask for again."""
+        """On the loop: let go of what no run can ask for again, and of what has no handle any more."""
         owner = self.session.owner
         with self.lock:
             self.looking = False
@@ -492,6 +522,9 @@ class Keeper:
                 elif made is not None or task is None or task.state in ENDED:
                     del self.again[root]
                     self.checkpoints.pop(root, None)
-            if self.again and not self.session.closed:
+            for oid in [oid for oid in self.unnamed if oid not in owner.objects]:
+                if self.machine.forget(*self.unnamed[oid]):
+                    del self.unnamed[oid]
+            if (self.again or self.unnamed) and not self.session.closed:
                 self.looking = True
                 self.session.loop.call_later(LOOK_S, self.look)

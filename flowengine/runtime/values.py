@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
+import os
 import threading
 import time
 from concurrent.futures import Future
@@ -15,7 +17,7 @@ from flowengine.core import owner_state as s
 from flowengine.core.ids import short
 from flowengine.errors import EngineBug, FlowError, OutOfDisk, StoreFull, TaskError, traceback_text, unpack_error
 from flowengine.objects import arrays, codec
-from flowengine.objects.segments import Segments
+from flowengine.objects.segments import Segment, Segments
 from flowengine.recovery import durable
 from flowengine.recovery.durable import Durable
 from flowengine.refs import ObjectRef
@@ -29,6 +31,7 @@ TRIES_MAX = 1_000  # to open what is said to be here: it may be spilled again an
 HOLLOW_BYTES_MIN = 2 << 20  # of what a group is given and has no warm memory: less is not worth another way
 SUCCESSOR_LOOK_S = 0.02  # a restarted node listens after some tenths of a second
 STORE_ERRORS: dict[str, type[FlowError]] = {"StoreFull": StoreFull, "OutOfDisk": OutOfDisk}
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Unbroken:
@@ -184,12 +187,8 @@ class Values:
         segment = self.segments.reuse(oid.hex(), nbytes) if is_gift and session.values is self else None
         returned: m.Message = m.SpaceReturned(nbytes) if segment is None else m.PoolTrimmed(nbytes)
         if segment is None:
-            self.ask_space(nbytes)
+            segment = self._new_segment(oid, nbytes, is_gift and nbytes >= HOLLOW_BYTES_MIN)
         try:
-            try:
-                segment = segment or self.segments.create(oid.hex(), nbytes, is_gift and nbytes >= HOLLOW_BYTES_MIN)
-            except FileNotFoundError as error:
-                raise NodeGone(str(error)) from error  # the folder went with its node
             try:
                 if segment.is_hollow:
                     codec.pour_object(segment.write, packed, oid.hex().encode())
@@ -208,6 +207,25 @@ class Values:
         if session.values is not self:
             raise NodeGone("the node was started again meanwhile")
         return m.Stored(nbytes, (self.node,), contained, arrays.kind_of(packed))
+
+    def _new_segment(self, oid: bytes, nbytes: int, hollow: bool) -> Segment:
+        """A segment in room that the node has given; raises StoreFull, OutOfDisk."""
+        self.ask_space(nbytes)
+        try:
+            return self._create(oid, nbytes, hollow)
+        except StoreFull:  # others use the host's shared memory too: the node looks, and makes room if it can
+            self.session.endpoint.send(self.node, m.MemoryLacked())
+        self.ask_space(nbytes)
+        return self._create(oid, nbytes, hollow)
+
+    def _create(self, oid: bytes, nbytes: int, hollow: bool) -> Segment:
+        try:
+            return self.segments.create(oid.hex(), nbytes, hollow)
+        except BaseException as error:
+            self.session.endpoint.send(self.node, m.SpaceReturned(nbytes))
+            if isinstance(error, FileNotFoundError):
+                raise NodeGone(str(error)) from error  # the folder went with its node
+            raise
 
     def ask_space(self, nbytes: int) -> None:
         """Wait until the node has room; raises StoreFull or OutOfDisk when there will be none."""
@@ -272,10 +290,16 @@ class Values:
         return Durable(self.durable_url)
 
     def write_durable(self, oid: bytes, packed: codec.Packed) -> None:
-        """Write the value to durable storage; complete or not at all."""
+        """Write the value to durable storage, complete or not at all; raises OutOfDisk, OSError."""
         view = memoryview(bytearray(codec.layout_bytes(packed)))
         codec.write_object(view, packed, oid.hex().encode())
-        self._to_file(oid, view)
+        try:
+            self._to_file(oid, view)
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            raise OutOfDisk(f"durable storage does not take the value: {os.strerror(error.errno)}",
+                            needed_bytes=view.nbytes, path=self.durable_url) from error
 
     def make_durable(self, oid: bytes) -> None:
         """Copy a stored value of this host to durable storage; raises OSError when it is not here."""

@@ -14,6 +14,7 @@ from flowengine.errors import BadValue, FlowError, HeadLost
 from flowengine.runtime import process
 from flowengine.runtime.connection import Connection, own_host
 from flowengine.runtime.link import Endpoint, LinkError, PeerGone, SecretRefused
+from flowengine.runtime.wire import CLOSED
 
 REFUSED_PATIENCE_S = 5.0  # a head that is being started again does not listen for a moment
 RETRY_S = 0.2
@@ -54,6 +55,9 @@ class Asker:
 
     async def ask(self, to: str, topic: str, argument: Any = None) -> Any:
         """What the process itself (and, of a node, its processes) answers; raises FlowError when it does not."""
+        reason = self.endpoint.why_lost(to)
+        if reason:
+            raise FlowError(f"{to} is gone: {reason}")
         number = next(self._numbers)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._questions[number] = to, future
@@ -115,8 +119,25 @@ class Visitor(Asker):
         await self.endpoint.close()
 
     async def ask_head(self, topic: str, argument: Any = None) -> Any:
-        """The same of the head."""
-        return await self.ask(self.connection.address, topic, argument)
+        """The same of the head, also when it is started again meanwhile; raises HeadLost when it has ended."""
+        head = self.connection.address
+        while True:
+            reason = self.lost.get(head)
+            if reason == CLOSED:
+                raise HeadLost(f"session {self.connection.session} has ended")
+            if reason is not None:
+                await reach(self.endpoint, head, self.config.connect_timeout_s)
+                del self.lost[head]
+            try:
+                return await self.ask(head, topic, argument)
+            except FlowError:
+                if head not in self.lost:
+                    raise
+
+    @property
+    def session_is_over(self) -> bool:
+        """Whether the head has said that it ends."""
+        return self.lost.get(self.connection.address) == CLOSED
 
     def _on_lost(self, peer: str, reason: str) -> None:
         self.lost[peer] = reason

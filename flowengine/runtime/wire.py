@@ -33,6 +33,7 @@ CHUNKS_PER_WRITE = 64
 FRAME_BYTES = 1024 * 1024
 QUEUE_BYTES = 64 * 1024
 QUEUE_MESSAGES = 128
+CLOSED = "closed"  # why a peer is lost that has said goodbye
 FRAME_MESSAGES = 4096
 
 Buffer = bytes | bytearray | memoryview
@@ -430,7 +431,7 @@ class Link:
                 return
             self._owe(len(payload))
         elif kind == BYE:
-            self.endpoint.lose(self, "closed")
+            self.endpoint.lose(self, CLOSED, ended=True)
 
     def broken(self, wire: Wire, reason: str) -> None:
         """A wire failed: carry on over another one, or find out whether the peer still lives."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -28,7 +29,7 @@ from flowengine.runtime.actor_threads import CallThreads, stop_error
 from flowengine.runtime.context import Context
 from flowengine.runtime.drive import Drive
 from flowengine.runtime.forks import guard_forks
-from flowengine.runtime.notes import note_running, open_note, signed
+from flowengine.runtime.notes import Lines, note_running, open_note
 from flowengine.runtime.process import place_of
 from flowengine.runtime.run import Run
 from flowengine.runtime.session import Session
@@ -72,6 +73,9 @@ class WorkerSession(Session):
         self.blobs: dict[bytes, bytes] = {}
         self.functions: dict[bytes, tuple[Callable[..., Any], list[ObjectRef]]] = {}
         self.in_user_code = False
+        self.streams: list[Lines] = []  # stdout and stderr
+        self.calls_at_once = False  # of an actor
+        self.prints = False  # something was printed since that was last looked at
         self.stop_orders: dict[bytes, c.Interrupt] = {}  # by task: interrupts that have not been raised yet
         self.stream_taken = 0
         self.stream_moved: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -280,8 +284,18 @@ class WorkerSession(Session):
             self.at_point("task.reply.before_send")
             if self.jobs.empty():
                 flush_streams()  # before the answer, since the program may end the engine when it has that
+            if self.prints:
+                self.end_lines()
             self.step(TaskEnded(push.spec.id, push.attempt, answer))
             self.stop_orders.pop(push.spec.id, None)  # it came too late
+
+    def end_lines(self) -> None:
+        """The code that ran has ended: what it has printed without an end of line is a line."""
+        context, self.prints = self.context, False
+        for stream in self.streams:
+            with contextlib.suppress(OSError, ValueError):  # nobody reads any more, or user code has closed it
+                if not stream.code_ended(context):
+                    self.prints = True
 
     def goodbye(self, peer: str, message: m.Goodbye) -> None:
         """The node has more processes than it needs: end, unless somebody needs this one."""
@@ -333,7 +347,8 @@ def main(settings: WorkerSettings) -> int:
     """The life of a worker process."""
     sys.setswitchinterval(0.001)
     session = WorkerSession(settings)
-    sys.stdout, sys.stderr = signed(1, session), signed(2, session)
+    session.streams = [Lines(1, session), Lines(2, session)]
+    sys.stdout, sys.stderr = session.streams
     session.open(settings.node)
     session.work()
     session.step(s.Leaving())

@@ -1,6 +1,8 @@
-"""The numbered GPUs of one node: who holds which. Parts of one are shared, whole ones are held alone."""
+"""The numbered GPUs of one node, or of a bundle: who holds which. Parts of one are shared, whole ones held alone."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from flowengine.errors import BadValue
 
@@ -9,9 +11,15 @@ from .resources import SCALE, Units
 GPU = "GPU"
 
 
+def gpu_in(units: Units) -> str:
+    """The name of GPUs among these amounts, also of those that were reserved for a bundle; "" for none."""
+    return next((name for name, _ in units if name == GPU or name.startswith(f"{GPU}@")), "")
+
+
 def gpus_in(units: Units) -> int:
-    """Units of GPU among these, also of those that were reserved for a bundle."""
-    return sum(count for name, count in units if name == GPU or name.startswith(f"{GPU}@"))
+    """Units of GPU among these."""
+    name = gpu_in(units)
+    return dict(units)[name] if name else 0
 
 
 def names_of(count: float, visible: str | None) -> tuple[str, ...]:
@@ -34,12 +42,13 @@ def listed_in(visible: str) -> tuple[str, ...]:
 
 
 class Devices:
-    """How much of each GPU is free, in units."""
+    """How much of each GPU is free, in units; size: of each to begin with, less than all of it for a part of one."""
 
-    __slots__ = ("_free",)
+    __slots__ = ("_free", "size")
 
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._free = dict.fromkeys(names, SCALE)
+    def __init__(self, names: tuple[str, ...], size: int = SCALE) -> None:
+        self.size = size
+        self._free = dict.fromkeys(names, size)
 
     def __bool__(self) -> bool:
         return bool(self._free)
@@ -51,6 +60,22 @@ class Devices:
             return (min(fitting, key=self._free.__getitem__),) if fitting else ()
         whole = tuple([name for name, free in self._free.items() if free == SCALE][: units // SCALE])
         return whole if len(whole) == units // SCALE else ()
+
+    def take_each(self, needs: Sequence[int]) -> list[tuple[str, ...]] | None:
+        """Takes GPUs for each of these needs, () for 0; None, and nothing is taken, when they do not fit together."""
+        found: list[tuple[str, ...]] = [()] * len(needs)
+        for index in sorted(range(len(needs)), key=lambda index: -needs[index]):  # parts are put where whole ones end
+            found[index] = self.pick(needs[index]) if needs[index] else ()
+            if needs[index] and not found[index]:
+                for names, units in zip(found, needs, strict=True):
+                    self.give(names, units)
+                return None
+            self.take(found[index], needs[index])
+        return found
+
+    def held(self) -> dict[str, int]:
+        """What is taken, by GPU."""
+        return {name: self.size - free for name, free in self._free.items() if free != self.size}
 
     def take(self, names: tuple[str, ...], units: int) -> None:
         """They are held."""

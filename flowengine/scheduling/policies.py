@@ -206,7 +206,9 @@ def check_amounts(where: str, needs: Any) -> None:
 
 
 def check_text(where: str, text: str) -> str:
-    """The text; raises BadValue when it has halves of characters (surrogates), which no message can hold."""
+    """The text; raises BadValue when it has NUL, or halves of characters (surrogates), which no message can hold."""
+    if "\0" in text:
+        raise BadValue(f"{where} must be text without NUL, not {text[:40]!r}")
     try:
         text.encode()
     except UnicodeEncodeError as error:

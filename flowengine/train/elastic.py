@@ -46,6 +46,9 @@ class Elastic(Trainer):
     def scale(self, workers: int) -> None:
         """Go on with so many members, from the next call on or as soon as new ones are ready."""
         size = whole("workers", workers, 1, WORKERS_MAX)
+        self.checked(0)
+        self.members = living([(member, member.ready.remote()) for member in self.members]) or self.members
+        self.going = [member for member in self.going if member in self.members]
         while len(self.members) - len(self.going) + len(self.coming) < size:
             member = self.kind.remote(self.model, self.args)
             self.coming.append((member, member.ready.remote()))
@@ -79,12 +82,11 @@ class Elastic(Trainer):
 
     def together(self, method: str, *args: Any) -> Any:
         """What a call of all members gives; those that have died are members no more."""
-        refs = [(member, getattr(member, method).remote(*args)) for member in self.members]
-        alive = [(member, ref) for member, ref in refs if not has_died(ref)]
-        self.members = [member for member, _ in alive]
-        if not alive:
+        refs = {member: getattr(member, method).remote(*args) for member in self.members}
+        self.members = living(list(refs.items()))
+        if not self.members:
             self.over = "all members have died"
-        return self.first_of([ref for _, ref in alive or refs])
+        return self.first_of([refs[member] for member in self.members or refs])
 
     def change(self) -> None:
         """Between two calls: some go, and those whose models are made come in together."""
@@ -94,11 +96,11 @@ class Elastic(Trainer):
                 has_died(member.leave.remote())
             flow.kill(member)
         self.going = []
-        made = [ref for _, ref in self.coming]
-        if made and len(flow.wait(made, num_returns=len(made), timeout=0)[0]) == len(made):
-            newcomers = [member for member, _ in self.coming]
+        made = dict(self.coming)
+        if made and len(flow.wait(list(made.values()), num_returns=len(made), timeout=0)[0]) == len(made):
             self.coming = []
-            flow.get(made)  # what a constructor raised
+            newcomers = living(list(made.items()))
+            flow.get([made[newcomer] for newcomer in newcomers])  # what a constructor raised
             self.admit(newcomers)
 
     def seat(self, size: int, rank: int) -> Seat:
@@ -124,6 +126,11 @@ class Elastic(Trainer):
     def everybody(self) -> list[ActorHandle]:
         """All actors of the loop."""
         return [*self.members, *(member for member, _ in self.coming)]
+
+
+def living(calls: list[tuple[ActorHandle, flow.ObjectRef]]) -> list[ActorHandle]:
+    """Those whose calls have not ended with their death; waits for all ends."""
+    return [member for member, ref in calls if not has_died(ref)]
 
 
 def has_died(ref: flow.ObjectRef) -> bool:

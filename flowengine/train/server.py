@@ -8,9 +8,12 @@ from typing import Any
 
 import flowengine as flow
 from flowengine.actors import ActorHandle
+from flowengine.errors import FlowError, ObjectLost
 from flowengine.options import whole
 from flowengine.train.models import checked_model, loss_of, weights_of
 from flowengine.train.trainer import WORKERS_MAX, Trainer
+
+LOST_MAX = 5  # attempts at one step
 
 
 class ParameterServer(Trainer):
@@ -42,13 +45,26 @@ class ParameterServer(Trainer):
     def steps(self, count: int) -> Iterator[tuple[int, float]]:
         """Do so many more steps; gives the number and the mean loss of each, as they are done."""
         for _ in range(self.checked(count)):
+            loss = self.update()
+            yield self.step - 1, loss
+
+    def update(self) -> float:
+        """One step; large gradients and weights that went with their node are asked for again."""
+        for _ in range(LOST_MAX):
             first, _ = flow.wait(list(self.pending), num_returns=self.wait_for)
             loss, now = self.server.apply.options(num_returns=2).remote(flow.reduce(first, op="mean"))
-            self.step += 1
-            for ref in first:
-                member = self.pending.pop(ref)
-                self.pending[member.gradient.remote(self.step, now)] = member
-            yield self.step - 1, self.first_of([loss])
+            self.ask([self.pending.pop(ref) for ref in first], self.step + 1, now)
+            if not is_lost(loss):
+                break
+            self.pending = {}
+            self.ask(self.members, self.step, self.server.weights.remote())
+        self.step += 1
+        return self.first_of([loss])  # type: ignore[no-any-return]
+
+    def ask(self, members: list[ActorHandle], step: int, weights: flow.ObjectRef) -> None:
+        """Have them compute gradients at these weights."""
+        for member in members:
+            self.pending[member.gradient.remote(step, weights)] = member
 
     def weights(self) -> Any:
         """The weights as they are now, as arrays of the caller's own."""
@@ -58,6 +74,17 @@ class ParameterServer(Trainer):
     def everybody(self) -> list[ActorHandle]:
         """All actors of the loop."""
         return [self.server, *self.members]
+
+
+def is_lost(ref: flow.ObjectRef) -> bool:
+    """Whether it ends as it does because a value that it needs is gone; waits for its end."""
+    try:
+        flow.get(ref)
+    except ObjectLost:
+        return True
+    except FlowError:
+        return False
+    return False
 
 
 class Server:

@@ -54,6 +54,14 @@ class Member:
         given[:] = 100
         return float(flow.get(result)[0])
 
+    def rows(self) -> Any:
+        """Of as many as there are members: what is given follows from how many there are."""
+        self.sizes = [*getattr(self, "sizes", []), self.group.size]
+        return self.group.allreduce(np.ones(self.group.size)).tolist()
+
+    def seen(self) -> list[int]:
+        return list(self.sizes)
+
     def where(self) -> tuple[int, int, int]:
         return self.group.rank, self.group.size, self.group.epoch
 
@@ -351,6 +359,20 @@ def test_those_who_join_later_are_taken_in_when_all_agree() -> None:
     until(lambda: each(group, "do", "admit") and each(group, "where")[0][1] == 3)
     assert each([*group, late], "where") == [(rank, 3, 2) for rank in range(3)]
     assert do([*group, late], "allreduce", [1, 2, 3]) == [6, 6, 6]
+
+
+def test_a_member_that_repeats_what_it_did_before_the_group_grew_sees_the_size_of_then() -> None:
+    group = members("repeats", 2, {"checkpoint": "never"})
+    assert each(group, "rows") == [[2, 2]] * 2
+    late = Member.options(checkpoint="never").remote("repeats", 3, 2)
+    until(lambda: each(group, "do", "admit") and each(group, "where")[0][1] == 3)
+    assert each([*group, late], "rows") == [[3, 3, 3]] * 3
+    sizes = flow.get([group[1].seen.remote(), late.seen.remote()], timeout=PATIENCE_S)
+    kill(group[1])
+    until(lambda: has_come_again(group[1]))
+    assert flow.get([group[1].seen.remote(), late.seen.remote()], timeout=PATIENCE_S) == sizes
+    assert sizes[0] == [2, 3]
+    assert each([*group, late], "rows") == [[3, 3, 3]] * 3
 
 
 def test_newcomers_may_be_taken_in_in_another_order_than_that_of_the_ranks_they_asked_for() -> None:

@@ -125,6 +125,19 @@ def test_a_head_that_comes_back_keeps_its_address_and_its_nodes(own):
         assert flow.get(where.options(resources={"two": 1}).remote(), timeout=30) == two
 
 
+def test_while_the_head_is_away_waits_and_errors_say_so(own):
+    with flow.init(address=own.file, config={"suspect_after_s": 2, "link_lost_after_s": 2}):
+        wait_for(lambda: len(flow.nodes()) == 2)
+        own.head.end(signal.SIGKILL)
+        own.nodes[0].says("no link to the head.*goes on")
+        ref = where.options(resources={"three": 1}).remote()
+        wait_for(lambda: "no node has three: 1 (largest: 0); the head is not there to be asked" in repr(ref))
+        with pytest.raises(flow.HeadLost, match=r"no answer to resource.create within 2 s from the head at tls://"):
+            flow.resources.create("licence", 1)
+        own.head = own.start_head()
+        wait_for(lambda: "not there" not in repr(ref))
+
+
 def test_the_node_of_a_driver_is_killed_and_its_launcher_brings_another(own):
     with flow.init(address=own.file):
         wait_for(lambda: len(flow.nodes()) == 2)
@@ -167,6 +180,7 @@ def test_a_node_waits_for_its_head(own):
     own.head.end()
     late = own.start_node("three")
     own.head = own.start_head()
+    late.says("the head is there again")
     own.nodes.append(late)
     with flow.init(address=own.file):
         wait_for(lambda: len(flow.nodes()) == 3)

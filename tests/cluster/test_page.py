@@ -196,7 +196,7 @@ def test_tasks_failures_actors_and_objects_are_told():
     base, token = parts()
     story = json.loads(fetch(f"{base}/api/story?id={failure['id']}&token={token}")[1])["lines"]
     assert any("submitted" in line and "fails" in line for line in story)
-    assert any("task after" in line for line in story)
+    assert any("failed after" in line for line in story)
     del held
     flow.kill(account)
 
@@ -302,6 +302,25 @@ def test_the_timeline_has_arrows_from_programs_and_from_workers(state_dir, tmp_p
     assert submits["submit outer"] == f"program {os.getpid()}"
     assert submits["submit inner"].startswith("worker ")
     assert flow.timeline(tmp_path / "own.json") >= 1
+
+
+@flow.remote
+def calls(account):
+    return flow.get(account.add.remote(2))
+
+
+def test_the_timeline_has_calls_their_callers_and_what_was_done_again(tmp_path):
+    account = Account.options(checkpoint="never").remote()
+    assert flow.get([account.add.remote(1) for _ in range(3)], timeout=30) == [1, 2, 3]
+    assert flow.get(calls.remote(account), timeout=30) == 5
+    flow.chaos.kill_worker(of=account)
+    assert flow.get(account.add.remote(1), timeout=30) == 6
+    flow.timeline(tmp_path / "own.json")
+    events = json.loads((tmp_path / "own.json").read_text())["traceEvents"]
+    ran = [(one["name"], one["args"]["life"]) for one in events if one.get("cat", "").startswith(("call", "actor"))]
+    assert sorted(ran) == [
+        ("Account.__init__", 1), ("Account.__init__ (restart)", 2), *[("Account.add", 1)] * 3,
+        *[("Account.add (replay)", 2)] * 3, ("Account.add", 2)] or ran
 
 
 def test_a_page_of_another_host_comes_with_the_way_there():
@@ -416,6 +435,22 @@ def test_the_numbers_move_and_runs_are_drawn(tab):
     tab.until("[...document.querySelectorAll('#legend li')].some((item) => item.textContent === 'plain')")
     tab.until("(() => { const c = document.querySelector('#runs'); const all = c.getContext('2d')"
               ".getImageData(0, 0, c.width, c.height).data; return all.some((part) => part); })()")
+
+
+def test_what_runs_at_once_in_a_worker_is_drawn_in_rows_of_its_own(tab):
+    """Two calls at once, one behind them, and one that came to be known late though it began first."""
+    script = """(async () => {
+        const { Timeline } = await import("./draw.js");
+        const made = new Timeline(...["canvas", "p", "ul"].map((name) => document.createElement(name)));
+        const run = (at, long, worker = "w1") => [at, long, "C.m", "n", worker, "done", "t", 1];
+        made.add([run(500, 400), run(0, 400), run(100, 100), run(600, 50, "w2")]);
+        made.add([run(50, 1000)]);
+        made.turn([], 1000);
+        return [made.rows, made.runs.map((one) => [one.at, one.lane])];
+    })()"""
+    rows, runs = tab.value(script)
+    assert rows == [["w1", 0], ["w1", 1], ["w1", 2], ["w2", 0]]
+    assert runs == [[0, 0], [100, 1], [500, 0], [600, 0], [50, 2]]
 
 
 def test_everything_has_a_name_for_those_who_do_not_see_it(tab):

@@ -387,6 +387,19 @@ def test_gpus_are_numbered_devices(monkeypatch):
         assert {shown for shown, _ in halves} <= {"0", "1"}
 
 
+def test_a_bundle_has_gpus_of_its_own(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with flow.init(num_workers=2, resources={"GPU": 2}):
+        with flow.placement_group([{"GPU": 1}]) as group:
+            assert group.wait(20)
+            member = gpus.options(num_gpus=1, num_cpus=0, placement=group[0])
+            mine = got(member.remote())
+            parts = got([gpus.options(num_gpus=0.5, num_cpus=0).remote(0.1) for _ in range(4)])
+            assert dict.fromkeys(parts) == {("0", (0,)) if mine == ("1", (1,)) else ("1", (1,)): None}
+            assert got([member.remote() for _ in range(2)]) == [mine] * 2
+        assert got(gpus.options(num_gpus=2).remote()) == ("0,1", (0, 1))
+
+
 def test_gpus_are_those_that_the_node_may_see(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5")
     with flow.init(num_workers=1, resources={"GPU": 2}):

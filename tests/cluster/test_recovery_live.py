@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import flowengine as flow
+from flowengine import api
+from flowengine.refs import current_session
 from tests.cluster.kit import python, two_workers, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("engine")]
@@ -223,6 +225,49 @@ def test_a_state_directory_of_no_use_is_refused_at_once_and_one_that_was_used_is
     assert [path for path in (tmp_path / "state").rglob("*") if path.is_file()] == []
 
 
+def test_shared_memory_of_no_use_is_refused_at_once(tmp_path, monkeypatch):
+    for root, told in ((tmp_path / "missing", "No such file"), (tmp_path / "file", "Not a directory")):
+        (tmp_path / "file").touch()
+        monkeypatch.setattr(api, "STORE_ROOT", str(root))
+        with pytest.raises(flow.BadValue, match=rf"{root}.*cannot be used.*{told}"):
+            api.store_bytes(1 << 20)
+
+
+def test_memory_that_was_granted_and_taken_by_others_is_asked_for_again(monkeypatch):
+    segments = current_session().values.segments
+    create, full = segments.create, [flow.StoreFull("taken")]
+
+    def taken_once(*arguments):
+        if full:
+            raise full.pop()
+        return create(*arguments)
+
+    monkeypatch.setattr(segments, "create", taken_once)
+    assert flow.get(flow.put(np.ones(LARGE))).sum() == LARGE
+    full += [flow.StoreFull("taken"), flow.StoreFull("taken again")]
+    with pytest.raises(flow.StoreFull, match=r"taken$"):
+        flow.put(np.ones(LARGE))
+    assert full == []
+
+
+def test_a_disk_that_does_not_take_a_durable_value(tmp_path):
+    code = """
+import resource, sys
+import flowengine as flow
+with flow.init(1, state_dir=sys.argv[1]):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        flow.put(bytes(1_000_000), durable=True)
+    except flow.OutOfDisk as error:
+        print(error.needed_bytes >= 1_000_000, sys.argv[1] in error.path, sys.argv[1] in str(error))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    print(len(flow.get(flow.put(bytes(1_000_000), durable=True))))
+"""
+    done = python("-c", code, str(tmp_path / "state"))
+    assert done.stdout.splitlines() == ["True True True", "1000000"], done.stderr
+
+
 def test_code_that_never_lets_go_of_the_interpreter_has_a_time_limit_too():
     @flow.remote(timeout_s=0.2)
     def holds():
@@ -230,6 +275,18 @@ def test_code_that_never_lets_go_of_the_interpreter_has_a_time_limit_too():
 
     with pytest.raises(flow.TaskTimeout):
         flow.get(holds.remote(), timeout=20)
+
+
+def test_code_that_keeps_the_interpreter_for_longer_than_links_are_silent_goes_on():
+    @flow.remote(max_retries=0)
+    def holds():
+        began = time.monotonic()
+        found = -1
+        while time.monotonic() - began < 5:  # each sum is one call in C
+            found = sum(range(1 << 28))
+        return found
+
+    assert flow.get(holds.remote(), timeout=80) == (1 << 27) * ((1 << 28) - 1)
 
 
 def test_what_is_recorded_takes_no_place_of_what_a_new_run_finds():

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -12,7 +15,9 @@ import psutil
 import pytest
 
 import flowengine as flow
+from flowengine.runtime.link import Endpoint, PeerGone
 from tests.cluster.kit import gone, python, until
+from tests.runtime.kit import PROJECT
 
 pytestmark = pytest.mark.cluster
 
@@ -127,6 +132,36 @@ def test_what_is_left_of_an_ended_session_says_what_it_is():
             use()
 
 
+def test_handles_pass_through_a_process_without_a_session_and_are_refused_where_they_are_used(tmp_path):
+    program = (
+        "import copy, pickle, sys\nimport flowengine as flow\n"
+        "new = copy.deepcopy(flow.Queue('new'))\n"
+        "ref, actor, queue = passed = pickle.loads(pickle.loads(sys.stdin.buffer.read()))\n"
+        "sys.stdout.buffer.write(pickle.dumps(passed))\n"
+        "for use in (lambda: flow.get(ref), lambda: actor.same.remote(1), lambda: queue.get(timeout=1), ref.future):\n"
+        "    try:\n        use()\n    except flow.StaleSession as error:\n        print(error, file=sys.stderr)\n"
+        "assert not flow.is_initialized() and 'another process' in repr(ref), repr(ref)\n"
+        "with flow.init(num_workers=1):\n    new.put(1)\n    assert new.get() == 1\n"
+        "    try:\n        flow.put([ref])\n"
+        "    except flow.SerializationError as error:\n        print(error, file=sys.stderr)\n"
+    )
+
+    @flow.remote
+    class Actor:
+        def same(self, x):
+            return x
+
+    with flow.init(num_workers=1):
+        kept = same.remote(1), Actor.remote(), flow.Queue()
+        child = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(pickle.dumps(kept)),
+                               capture_output=True, timeout=60, cwd=PROJECT)
+        told = child.stderr.decode().splitlines()
+        assert len([line for line in told if "belongs to the session of another process" in line]) == len(told) == 5
+        assert child.returncode == 0
+        ref, actor, queue = pickle.loads(child.stdout)
+        assert (flow.get(ref), flow.get(actor.same.remote(2)), queue) == (1, 2, kept[2])
+
+
 def test_shutdown_ends_waits_in_other_threads():
     flow.init(num_workers=1)
     began, told = threading.Event(), []
@@ -153,6 +188,16 @@ def test_start_that_fails_says_why_and_the_next_one_works(tmp_path):
     program = python("-c", f"exec(open({str(bare)!r}).read())")
     assert "HeadLost" in program.stderr.splitlines()[-1]
     assert program.returncode == 1
+
+
+def test_a_node_that_cannot_be_reached_is_told(monkeypatch):
+    async def unreached(endpoint, peer):
+        raise PeerGone(f"{peer} is gone")
+
+    monkeypatch.setattr(Endpoint, "connect", unreached)
+    with pytest.raises(flow.HeadLost, match=r"node of this host cannot be reached: tcp.* is gone"):
+        flow.init(1)
+    assert not flow.is_initialized()
 
 
 # --- children of the program ----------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import flowengine as flow
+from flowengine.train.elastic import has_died
 from flowengine.train.trainer import Trainer
 from tests.cluster.kit import two_workers, until
 
@@ -205,6 +206,30 @@ def test_a_worker_of_a_server_comes_back() -> None:
         assert after[-1] < before[0] / 100
 
 
+class Wide:
+    """Has weights and gradients that lie in stores."""
+
+    def __init__(self) -> None:
+        self.weights = np.zeros(50_000)
+
+    def gradient(self, step: int, rank: int, size: int) -> Any:
+        return self.weights - 1
+
+    def apply(self, gradient: Any) -> None:
+        self.weights = self.weights - 0.5 * gradient
+
+
+def test_gradients_that_are_lost_are_asked_for_again() -> None:
+    with flow.train.ParameterServer(Wide, workers=3, wait_for=2) as trainer:
+        trainer.run(2)
+        flow.wait(list(trainer.pending), num_returns=3, timeout=PATIENCE_S)
+        for ref in trainer.pending:
+            flow.chaos.lose(ref)
+        trainer.run(30)
+        assert np.abs(trainer.weights() - 1).max() < 0.01
+        assert [step for step, _ in trainer.steps(1)] == [32]
+
+
 # --- members that come and go ---------------------------------------------------------------------
 
 
@@ -233,6 +258,20 @@ def test_one_dies_while_another_is_taken_in() -> None:
         trainer.run(10)
         assert len(trainer.members) == 3
         assert len(set(each_weights(trainer))) == 1
+
+
+def test_a_newcomer_that_dies_is_gone_and_the_dead_are_not_counted() -> None:
+    with flow.train.Elastic(Line, workers=2, steps_per_call=2) as trainer:
+        trainer.scale(3)
+        flow.kill(trainer.coming[0][0])
+        until(lambda: trainer.run(1) and not trainer.coming)
+        assert len(trainer.members) == 2
+        os.kill(trainer.pids()[0], signal.SIGKILL)
+        until(lambda: has_died(trainer.members[0].ready.remote()))
+        trainer.scale(3)
+        until(lambda: trainer.run(1) and len(trainer.members) == 3)
+    with pytest.raises(ValueError, match="closed"):
+        trainer.scale(4)
 
 
 def test_when_all_have_died_it_is_over() -> None:

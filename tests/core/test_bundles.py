@@ -7,7 +7,7 @@ import pytest
 from flowengine.config import Config
 from flowengine.core import commands as c
 from flowengine.core import messages as m
-from flowengine.core.bundles import bundle_of, group_of, in_bundle, index_of, is_gang
+from flowengine.core.bundles import SPLIT, bundle_of, group_of, in_bundle, index_of, is_gang
 from flowengine.core.head import Head, HeadBeat, HeadSettings
 from flowengine.core.invariants import check
 from flowengine.core.node import Node, NodeSettings
@@ -359,6 +359,20 @@ def test_if_one_node_refuses_the_others_give_back():
     kit.takes(asked[:1])
     assert of(m.BundlesDropped, kit.takes(asked[1:], "busy")) == ["a#1"]
     assert kit.holds("gang-1") == ".."
+
+
+def test_a_node_whose_gpus_are_shared_in_parts_is_passed_over_for_a_while():
+    gpus = (("GPU", 1.0),)
+    kit = HeadKit(a=gpus, b=gpus)
+    asked = kit.wants("gang-1", gpus)
+    assert of(m.BundlesAsked, asked) == ["a#1"]
+    kit.says(m.BundlesTaken("gang-1", 1, SPLIT, gpus), "a#1")
+    asked = kit.says(m.NodeReport(kit.head.rooms.nodes["a"].entry), "a#1") + kit.beats(0.5, "a", "b")
+    assert of(m.BundlesAsked, asked) == ["b#1"]
+    kit.says(m.BundlesTaken("gang-1", 2, SPLIT, gpus), "b#1")
+    asked = kit.beats(0.5, "a", "b")
+    assert SPLIT in kit.head.bundles.groups["gang-1"].reason
+    assert of(m.BundlesOpened, kit.takes(asked)) == ["a#1"]
 
 
 def test_two_gangs_are_never_half_and_half():

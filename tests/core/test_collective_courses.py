@@ -203,7 +203,7 @@ def test_a_lost_result_is_not_waited_for_longer_than_timeout_s():
     give_again(stage, formed, 1, "reduce_scatter")
     stage.sleep(4.1)
     told = stage.heard(m.StepFailed, "q1")[0]
-    assert told.kind == "lost"
+    assert told.kind == "behind"
     assert "host host-n2 (n2) took it along; rank 3" in told.reason
     assert told.reason.endswith("has not given to it again")
     give_again(stage, formed, 3, "reduce_scatter")
@@ -254,7 +254,7 @@ def test_steps_are_forgotten_when_all_have_passed_them():
     stage.tell(m.StepsPassed(formed.seating.group, 1, 80), "p1")
     assert [told.number for told in stage.heard(m.StepsForgotten)] == [80, 80]
     stage.give(formed, 1, 79, ONES)
-    assert stage.heard(m.StepFailed, "p1")[0].kind == "lost"
+    assert stage.heard(m.StepFailed, "p1")[0].kind == "behind"
     stage.give(formed, 1, 80, ONES)
     assert stage.heard(m.StepDone, "p1")
 

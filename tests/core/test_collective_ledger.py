@@ -417,6 +417,7 @@ def test_a_group_grows_at_an_admission():
     assert kinds == [m.GroupFormed, m.StepDone]
     new = stage.heard(m.GroupFormed, "p2")[0]
     assert (new.rank, new.size, new.first_step, new.seating.epoch) == (2, 3, 1, 2)
+    assert [new.seating.size_at(step, new.size) for step in range(3)] == [2, 3, 3]
     for rank in range(3):
         stage.give(formed, rank, 1, ONES)
     assert dict(stage.heard(m.BlobsReady, ME)[-1].results)[WHOLE] == (3 * ONES).tobytes()

@@ -149,6 +149,14 @@ def test_that_a_member_has_come_may_be_told_before_its_gift():
     assert not stage.told(co.CourseBroken)
 
 
+def test_what_was_given_to_a_step_that_is_over_goes_when_the_store_hears_of_it_later():
+    stage = awaiting()
+    stage.hear(co.GiftCame(OP, 1, GIFT), LEDGER)
+    stage.hear(co.StepEnded(OP), LEDGER)  # it failed
+    stage.give()
+    assert not stage.node.store.entries
+
+
 def test_that_a_member_has_come_is_nothing_to_a_later_course():
     stage = awaiting()
     stage.hear(middle(epoch=2, awaited=(GIFT,)), LEDGER)

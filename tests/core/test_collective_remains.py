@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from flowengine.collectives.posts_kept import LEFT_S
 from flowengine.collectives.seats import LedgerFound, SeatAsked, Seats, StepAsked, Tell
 from flowengine.config import Config
@@ -140,6 +142,51 @@ def test_a_new_ledger_gives_a_seat_to_none_but_its_member():
     assert not stage.heard(m.GroupFormed, "q1")
     stage.join(1)
     assert stage.heard(m.GroupFormed, "p1")[-1].seating.group == formed.seating.group
+
+
+def test_who_comes_again_to_a_step_that_others_have_passed_and_nobody_holds_is_behind():
+    formed = Stage().form()
+    stage = Stage()
+    stage.join(0, seating=formed.seating, next_step=5)
+    stage.join(1, seating=formed.seating, next_step=3)
+    for node in ("n1", "n2"):
+        stage.tell(m.Held(formed.seating.group, ()), node)
+    stage.give(formed, 1, 3, np.ones(2))
+    stage.sleep(1.5)  # a node may tell yet
+    assert not stage.heard(m.StepFailed)
+    stage.sleep(1.0)
+    [failed] = stage.heard(m.StepFailed, "p1")
+    assert failed.kind == "behind"
+    assert "the result of step 3 of group 'g' is gone" in failed.reason
+    stage.give(formed, 0, 5, np.ones(2))
+    stage.tell(m.GroupLeft(formed.seating.group, 1), "p1")
+    [failed] = stage.heard(m.StepFailed, "p0")
+    assert failed.reason.endswith("has left it (host host-n2, pid 101): the result of step 3 of group 'g' is gone: "
+                                  "the nodes that had it took it along")
+
+
+def test_several_that_are_lost_at_once_fail_no_step_of_those_who_go_on_without_them():
+    stage = Stage()
+    formed = stage.form(4, on_failure="shrink")
+    for rank in (0, 2):
+        stage.give(formed, rank, 0, np.ones(2))
+    stage.lose_node("n2")
+    assert not stage.heard(m.StepFailed)
+    assert [told.size for told in stage.heard(m.GroupFormed, "p2")][-1] == 2
+
+
+def test_several_that_a_new_ledger_never_hears_of_fail_none_either():
+    formed = Stage().form(4, on_failure="shrink")
+    stage = Stage()
+    for rank in (0, 2):
+        stage.join(rank, 4, seating=formed.seating, on_failure="shrink")
+    for node in ("n1", "n2"):
+        stage.tell(m.Held(formed.seating.group, ()), node)
+    for rank in (0, 2):
+        stage.give(formed, rank, 0, np.ones(2))
+    stage.sleep(5.0)
+    assert not stage.heard(m.StepFailed)
+    assert [told.size for told in stage.heard(m.GroupFormed, "p2")][-1] == 2
 
 
 def test_a_gift_that_did_not_arrive_is_taken_from_the_next_life():

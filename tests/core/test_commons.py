@@ -321,3 +321,14 @@ def test_a_lock_has_one_holder_at_a_time(steps):
             last = held[asked[0]]
             waiting.remove(asked)
     assert held or not waiting, "it is free, and somebody waits"
+
+
+def test_what_nobody_has_a_handle_of_goes_with_what_it_holds_unless_somebody_waits(stage):
+    stage.ask("a", "queue", "put", ["one"], name="~q")
+    assert stage.commons.forget("queue", "~q")
+    assert not stage.commons.entries
+    waiting = stage.ask("a", "queue", "get", name="~q", count=1, waits=True)
+    assert not stage.commons.forget("queue", "~q")
+    stage.ask("b", "queue", "put", ["two"], name="~q")
+    assert stage.items(waiting) == ["two"]
+    assert stage.commons.forget("queue", "~never")

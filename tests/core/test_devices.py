@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import flowengine as flow
 from flowengine.config import Config
 from flowengine.core import messages as m
+from flowengine.core.bundles import SPLIT, in_bundle
 from flowengine.core.node import Node, NodeSettings
 from flowengine.core.node_desk import Tick
 from flowengine.options import task_options
@@ -124,6 +125,79 @@ def test_a_gpu_is_free_when_its_worker_has_died():
     kit.ended(number)
     [again] = kit.grants(2, 2.0)
     assert again.devices == ("4", "6")
+
+
+# --- bundles --------------------------------------------------------------------------------------------
+
+
+def test_gpus_are_taken_for_all_or_none():
+    devices = Devices(("0", "1"))
+    assert devices.take_each([SCALE // 2, 0, SCALE, SCALE // 2]) == [("1",), (), ("0",), ("1",)]
+    assert devices.take_each([1]) is None
+    part = Devices(("0", "1"))
+    part.take(("1",), SCALE // 2)
+    assert part.take_each([SCALE // 2, SCALE, 1]) is None
+    assert part.held() == {"1": SCALE // 2}
+
+
+class BundleKit(GpuKit):
+    """The same, and a head that reserves bundles of GPUs."""
+
+    def asks(self, group: str, *gpus: float, hold_s: float = 0.0) -> list[str]:
+        bundles = tuple((index, (("GPU", amount),)) for index, amount in enumerate(gpus))
+        told = self.says(m.BundlesAsked(group, 1, bundles, hold_s), HEAD)
+        self.says(m.BundlesOpened(group, 1), HEAD)
+        return [taken.refused for taken in sent(told, m.BundlesTaken)]
+
+    def member(self, bundle: str, gpus: float) -> list[m.LeaseGranted]:
+        return sent(self.demand("d", 1, in_bundle((("GPU", gpus),), bundle)), m.LeaseGranted)
+
+
+def test_a_bundle_has_gpus_that_nobody_else_gets():
+    kit = BundleKit()
+    assert kit.asks("group-1", 1.0) == [""]
+    part, other = kit.grants(2, 0.5)
+    assert (part.devices, other.devices) == (("6",), ("6",))
+    [member] = kit.member("group-1.0", 1.0)
+    assert member.devices == ("4",)
+    assert kit.grants(1, 1.0) == []
+    kit.says(m.LeaseReturned(member.lease), "d")
+    [whole] = sent(kit.says(m.BundlesDropped("group-1"), HEAD), m.LeaseGranted)
+    assert whole.devices == ("4",)
+
+
+def test_a_bundle_with_a_part_of_a_gpu_gives_parts_of_that_one():
+    kit = BundleKit()
+    [outside] = kit.grants(1, 0.25)
+    assert kit.asks("group-1", 0.5) == [""]
+    [first] = kit.member("group-1.0", 0.25)
+    assert first.devices == outside.devices
+    assert kit.member("group-1.0", 0.5) == []
+    [whole] = kit.grants(1, 1.0)
+    assert whole.devices != outside.devices
+
+
+def test_a_bundle_is_not_taken_while_what_is_free_lies_in_parts_of_several_gpus():
+    kit = BundleKit()
+    leases = [kit.grants(1, 0.6)[0].lease, kit.grants(2, 0.6)[0].lease]  # 0.4 is free of each
+    assert kit.asks("group-1", 0.6) == [SPLIT]
+    assert kit.asks("group-1", 0.4, 0.4) == [""]
+    kit.says(m.BundlesDropped("group-1"), HEAD)
+    told = kit.says(m.BundlesAsked("group-1", 1, ((0, (("GPU", 0.7),)),), 9.0), HEAD)
+    assert sorted(wanted.lease for wanted in sent(told, m.LeaseWanted)) == sorted(leases)
+    assert kit.grants(1, 0.25) == []  # kept for the bundle
+    told = kit.says(m.LeaseReturned(leases[1]), "d0.6")
+    assert [taken.refused for taken in sent(told, m.BundlesTaken)] == [""]
+
+
+def test_whole_gpus_are_held_free_for_a_task_that_starves_behind_parts():
+    kit = GpuKit()
+    parts = [kit.grants(1, 0.6)[0], kit.grants(2, 0.6)[0]]
+    kit.demand("whole", 1, (("GPU", 0.7),))
+    kit.beats(kit.node.config.starve_s + 0.5)
+    assert sent(kit.demand("small", 1, (("GPU", 0.25),)), m.LeaseGranted) == []
+    told = kit.says(m.LeaseReturned(parts[0].lease), "d0.6")
+    assert [grant.shape for grant in sent(told, m.LeaseGranted, "whole")] == [(("GPU", 0.7),)]
 
 
 # --- actors -------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import msgspec
 from flowengine.config import Config
 from flowengine.core import commands as c
 from flowengine.core import messages as m
-from flowengine.core.head import Head, HeadBeat, HeadSettings
+from flowengine.core.head import AbsentAsked, Head, HeadBeat, HeadSettings
 from flowengine.core.invariants import check
 
 CPU = (("CPU", 1.0),)
@@ -91,6 +91,39 @@ def test_lost_link_kills_after_the_wait_and_the_returned_is_fenced():
     assert sent(commands, m.NodesChanged, "b#1")[0].dead == ()
 
 
+def test_a_node_whose_port_refuses_is_dead_at_once():
+    kit = Kit()
+    kit.joins("a")
+    kit.joins("b")
+    assert sent(kit.says(m.PeerLost("a#1", "refused", ended=True)), m.NodesChanged, "b#1")[0].dead == ("a#1",)
+    assert list(kit.head.members) == ["b"]
+    assert sent(kit.says(m.PeerLost("a#1", "refused", ended=True)), m.NodesChanged) == []
+
+
+def test_a_young_head_dials_those_that_do_not_come_back():
+    old = Kit()
+    for node_id in "abc":
+        old.joins(node_id)
+    kit = Kit(old.rows, now=100.0)
+    kit.joins("a", epoch=1)
+    commands = kit.says(AbsentAsked(), after_s=1.5)
+    assert [command.to for command in commands if isinstance(command, c.Send)] == ["b#1", "c#1"]
+    assert sent(kit.says(m.PeerLost("b#1", "refused", ended=True)), m.NodesChanged, "a#1")[0].dead == ("b#1",)
+    assert sent(kit.says(m.PeerLost("c#1", "not reached")), m.NodesChanged) == []
+    assert list(kit.head.expected) == ["c"]
+
+
+def test_a_node_that_its_launcher_starts_again_tells_who_is_dead():
+    kit = Kit()
+    kit.joins("a")
+    kit.joins("b")
+    entry = m.NodeEntry("c", "c#1", "h", TWO, TWO)
+    commands = kit.says(m.NodeJoined(entry, ("old", "a")), "c#1")
+    assert [entry.node_id for entry in sent(commands, m.NodeAccepted, "c#1")[0].nodes] == ["b", "c"]
+    assert sent(commands, m.NodesChanged, "b#1")[0].dead == ("a#1",)
+    assert list(kit.head.members) == ["b", "c"]
+
+
 def test_lost_link_that_comes_back_is_forgotten():
     kit = Kit()
     kit.joins("a")
@@ -135,6 +168,23 @@ def test_slots_are_promised_once():
     assert (found.node, found.reason) == ("", "all 3 nodes that could run it are busy")
     assert sent(kit.reports("b", CPU), m.SlotsFound, "c#1")[0].node == "b#1"
     assert kit.head.slots.seekers == {}
+
+
+def test_who_waits_long_is_sent_to_a_busy_node_if_its_own_can_never_serve_it():
+    kit = Kit()
+    for node_id, total in (("a", CPU), ("b", TWO), ("c", TWO)):
+        kit.joins(node_id, total=total)
+    for node_id, queued in (("b", 5), ("c", 3)):
+        busy = m.NodeEntry(node_id, f"{node_id}#1", "h", TWO, CPU, queued=queued, epoch=1)
+        kit.says(m.NodeReport(busy), f"{node_id}#1")
+    sought = m.SlotsSought("d", TWO, (), 1)
+    for node_id in "ab":
+        assert sent(kit.says(sought, f"{node_id}#1"), m.SlotsFound)[0].node == ""
+    waited = [kit.says(HeadBeat(), after_s=0.5) for _ in range(4)]
+    assert [sent(commands, m.SlotsFound) for commands in waited[:3]] == [[]] * 3
+    (found,) = sent(waited[3], m.SlotsFound)  # who seeks for b waits there
+    assert (found.node, found.reason) == ("c#1", "node c is busy")
+    assert [key[0] for key in kit.head.slots.seekers] == ["b#1"]
 
 
 def test_seeker_is_answered_when_a_node_joins():

@@ -108,6 +108,19 @@ def test_calls_leases_back_for_an_owner_that_holds_less():
     assert sent(kit.demand("b", 3), m.LeaseWanted) == []
 
 
+def test_actors_do_not_use_up_the_processes_of_tasks():
+    kit = Kit(cpus=1, workers=1, workers_extra_max=1)
+    for number in range(1, 5):
+        kit.demand("d", number, ())  # an actor takes no CPU
+        if number > 1:
+            kit.started(number)
+        kit.says(m.ActorHere(bytes([number])), f"w{number}")
+    assert [command.worker_id for command in ordered(kit.demand("d", 1), c.StartWorker)] == ["n1.w5"]
+    assert len(sent(kit.started(5), m.LeaseGranted, "d")) == 1
+    assert len(ordered(kit.demand("e", 3, ()), c.StartWorker)) == 1  # tasks without a CPU are bounded
+    kit.ended(4)
+
+
 def test_blocked_task_lends_its_cpu_and_a_worker_is_started_for_it():
     kit = Kit(cpus=1, workers=1)
     kit.demand("d", 1)
@@ -209,7 +222,7 @@ def test_objects_of_a_dead_worker_stay_until_its_driver_ends():
 def test_impossible_demand_names_what_is_missing():
     kit = Kit()
     (delayed,) = sent(kit.demand("d", 1, (("unobtainium", 1.0),)), m.LeaseDelayed)
-    assert delayed.reason == "no node has unobtainium: 1 (largest: 0)"
+    assert delayed.reason == "no node has unobtainium: 1 (largest: 0); the head is not there to be asked"
 
 
 def test_other_nodes_are_sought_found_and_forgotten():
@@ -236,7 +249,7 @@ def test_placement_elsewhere_is_redirected_and_a_dead_one_waits_with_a_reason():
     assert sent(kit.says(found, HEAD), m.LeaseDelayed, "d")[0].reason == reason
     kit.says(m.PeerLost(HEAD, "gone"))
     (delayed,) = sent(kit.demand("d", 1, placement=("other",)), m.LeaseDelayed)  # as far as is known without the head
-    assert delayed.reason == "node other is not there"
+    assert delayed.reason == "node other is not there; the head is not there to be asked"
     assert len(sent(kit.beats(1.0), m.LeaseGranted)) == 1  # the soft one, when the other node does not answer
 
 
@@ -485,15 +498,6 @@ def test_free_of_a_dead_writers_object_and_free_before_seal():
     assert sent(put(kit, b"b", 10, "w2"), m.ObjectFreed, "w2")
 
 
-def test_free_while_it_is_spilled_is_done_afterwards():
-    kit = Kit()
-    put(kit, b"a", 60)
-    kit.says(m.SpaceAsked(7, 50), "w1")
-    kit.says(m.ObjectFreed((b"a" * 20,)), "d")
-    assert ordered(kit.says(c.ObjectSpilled(b"a" * 20, 30)), c.RemoveObject) == [c.RemoveObject(b"a" * 20, True)]
-    assert kit.node.store.entries == {}
-
-
 def seal(kit: Kit, file: int, writer: str, size_bytes: int = 60) -> list[c.Command]:
     return kit.says(m.ObjectSealed(b"a" * 20, size_bytes, "d", file), writer)
 
@@ -551,12 +555,6 @@ def test_who_asked_for_what_was_doomed_hears_of_it_when_it_is_made_again():
     assert kit.says(m.ObjectWanted(b"a" * 20, 60, "d", (ME,)), "w2") == []
     seal(kit, 7, "w1")
     assert sent(kit.says(c.SpillFailed(b"a" * 20, "the object was made again")), m.ObjectHere, "w2")
-
-
-def test_lost_on_purpose_is_lost_silently():
-    kit = Kit()
-    put(kit, b"a", 60)
-    assert kit.says(m.LoseObject(b"a" * 20), "d") == [c.RemoveObject(b"a" * 20, False)]
 
 
 # --- questions ----------------------------------------------------------------------------------------------------

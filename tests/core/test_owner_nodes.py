@@ -54,6 +54,14 @@ def totals(sent: list[tuple[str, m.Message]], node: str) -> list[int]:
     return [message.wanted_total for to, message in sent if to == node and isinstance(message, m.LeaseDemand)]
 
 
+def test_a_node_that_is_declared_dead_is_told_that_nothing_is_wanted_in_case_it_goes_on():
+    scene = with_leases_of_both()
+    far = scene.demand(FAR)
+    assert far is not None
+    assert far.outstanding > 0
+    assert totals(scene.step(m.NodesChanged((HOME_ENTRY,), (FAR,)), HOME), FAR) == [1]
+
+
 def test_a_node_that_was_declared_dead_and_returns_counts_on():
     scene = with_leases_of_both()
     far = scene.demand(FAR)

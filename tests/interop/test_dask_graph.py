@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+import types
+import weakref
 
 import dask
 import dask.array as da
@@ -24,6 +26,7 @@ import flowengine as flow
 from flowengine import asking
 from flowengine.errors import BadType, BadValue, SerializationError
 from flowengine.interop.dask_graph import Parts, graph_of, is_sent_by_value
+from flowengine.interop.nodes import run_nodes
 from flowengine.refs import current_session
 from tests.cluster.kit import two_workers, until
 from tests.runtime.kit import PROJECT
@@ -67,7 +70,39 @@ def test_containers_go_with_those_who_use_them_and_do_not_repeat_work():
     graph = {"a": (square, 2), "l": ["a", "a"], "s": (sum, "l"), "t": (len, "l")}
     found = units(graph, ["s", "t"])
     assert {key: list(unit.nodes) for key, unit in found.items()} == {"a": ["a"], "s": ["l", "s"], "t": ["l", "t"]}
-    assert found["s"].needs == ["a"]
+    assert list(found["s"].needs) == ["a"]
+
+
+def test_a_long_chain_is_cut_in_time_that_grows_with_its_length():
+    def cut_s(length):
+        graph = {("a", 0): (square, 1), **{("a", i): (operator.add, ("a", i - 1), i) for i in range(1, length)}}
+        began_s = time.thread_time()
+        parts = Parts.__new__(Parts)
+        parts.graph, parts.places = graph_of(graph, set(graph)), {key: place for place, key in enumerate(graph)}
+        parts.targets, parts.constants, parts.wanted, parts.units = {}, {}, {("a", length - 1): None}, {}
+        parts.make_units(True)
+        assert [len(unit.nodes) for unit in parts.units.values()] == [length]
+        return time.thread_time() - began_s
+
+    assert min(cut_s(8000) for _ in range(3)) < 8 * min(cut_s(2000) for _ in range(3))
+
+
+def test_what_a_chain_has_made_is_let_go_when_the_next_node_has_it():
+    class Made:
+        pass
+
+    def make(*_):
+        made = Made()
+        seen.append(weakref.ref(made))
+        return made
+
+    def alive(*_):
+        return sum(one() is not None for one in seen)
+
+    seen: list[weakref.ref[Made]] = []
+    nodes = [("a", Task("a", make)), ("b", Task("b", make, TaskRef("a"))), ("c", Task("c", make, TaskRef("b"))),
+             ("d", Task("d", alive, TaskRef("c"), TaskRef("x")))]
+    assert run_nodes(nodes, ["x"], [1]) == 1
 
 
 def test_what_is_missing_or_a_circle_is_told():
@@ -79,6 +114,15 @@ def test_what_is_missing_or_a_circle_is_told():
         flow.dask_get({"a": (square, "b"), "b": (square, "a")}, "a")
     with pytest.raises(BadType, match="Dask graph"):
         flow.dask_get(3, "a")
+
+
+def test_a_future_of_a_dask_client_is_told_from_what_is_missing(monkeypatch):
+    client = types.SimpleNamespace(futures={"b": None})
+    clients = types.SimpleNamespace(Client=types.SimpleNamespace(current=lambda: client))
+    monkeypatch.setitem(sys.modules, "distributed.client", clients)
+    for need, told in (("b", "a: a Dask client has it"), ("c", "a$")):
+        with pytest.raises(ValueError, match=f"Missing dependency {need} for dependents {told}"):
+            flow.dask_get({"a": Task("a", square, TaskRef(need))}, "a")
 
 
 def test_code_that_travels_is_told_from_names():

@@ -267,6 +267,14 @@ def test_in_tasks_and_in_actors():
     assert flow.get([outer.remote(count) for count in (3, 4, 5)], timeout=30) == [5, 14, 30]
 
 
+def test_an_executor_stays_where_it_was_made():
+    with flow.Executor() as executor:
+        with pytest.raises(SerializationError, match=r"closure variable 'executor' is .*stays where it was made"):
+            executor.submit(lambda: executor.submit(square, 2))
+        with pytest.raises(SerializationError, match="stays where it was made"):
+            flow.put([executor])
+
+
 def test_the_end_of_the_session_is_told_and_the_next_one_is_another():
     flow.shutdown()
     try:

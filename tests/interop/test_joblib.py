@@ -96,6 +96,18 @@ def test_large_arguments_may_be_each_call_s_own(told):
     assert array[0] == 0
 
 
+@pytest.mark.parametrize("rows", [4, 1 << 18])
+def test_calls_write_to_memory_maps_that_are_open_for_writing(tmp_path, rows):
+    def fill(part, out, i):
+        part[:] = out[i, 1] = i + 1
+
+    out = np.memmap(tmp_path / "out", dtype=np.float64, shape=(rows, 2), mode="w+")
+    Parallel(batch_size=1)(delayed(fill)(out[i, :1], out=out, i=i) for i in range(4))
+    assert out[:4].tolist() == [[i + 1.0] * 2 for i in range(4)]
+    read = np.memmap(tmp_path / "out", dtype=np.float64, shape=(rows, 2), mode="r")
+    assert Parallel()(delayed(np.sum)(read[:4]) for _ in range(2)) == [20.0, 20.0]
+
+
 def test_a_parallel_within_a_call():
     def inner(count):
         kind = type(joblib.parallel.get_active_backend()[0]).__name__

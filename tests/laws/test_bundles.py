@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from flowengine.core import messages as m
-from flowengine.core.bundles import bundle_of, in_bundle, is_gang
+from flowengine.core.bundles import bundle_name, bundle_of, in_bundle, is_gang
 from flowengine.scheduling.bundling import arrange
 from tests.laws.test_node_machine import HEAD, NodeMachine, pick
 
@@ -20,7 +20,10 @@ SETS: tuple[tuple[m.Shape, ...], ...] = (
     ((("CPU", 1.0),), (("CPU", 1.0),)),
     ((("CPU", 0.5), ("GPU", 1.0)), (("CPU", 1.0),)),
     ((("CPU", 3.0),),),
+    ((("GPU", 0.5),), (("CPU", 0.5), ("GPU", 0.75))),
+    ((("GPU", 2.0),),),
 )
+MEMBERS: tuple[m.Shape, ...] = ((("CPU", 1.0),), (("GPU", 0.5),), (("GPU", 1.0),))
 amounts = st.fixed_dictionaries({"CPU": st.integers(0, 3), "GPU": st.integers(0, 1)})
 
 
@@ -53,6 +56,8 @@ def test_a_plan_is_right_and_is_found_when_there_is_one(have, want, strategy):
 
 class BundleMachine(NodeMachine):
     """A node as its owners and a head see it that reserves, opens and drops at will."""
+
+    gpus = ("4", "6")
 
     def __init__(self) -> None:
         self.turn = 0
@@ -89,9 +94,12 @@ class BundleMachine(NodeMachine):
         self.tell(m.BundlesDropped(group, 0, why), HEAD)
 
     @precondition(lambda self: self.alive())
-    @rule(which=pick, group=st.sampled_from(GROUPS), index=st.integers(0, 1), count=st.integers(0, 2))
-    def member_comes(self, which: int, group: str, index: int, count: int) -> None:
-        owner, shape = self.alive()[which % len(self.alive())], in_bundle((("CPU", 1.0),), f"{group}.{index}")
+    @rule(
+        which=pick, bundle=st.tuples(st.sampled_from(GROUPS), st.integers(0, 1)), count=st.integers(0, 2),
+        needs=st.sampled_from(MEMBERS),
+    )  # fmt: skip
+    def member_comes(self, which: int, bundle: tuple[str, int], count: int, needs: m.Shape) -> None:
+        owner, shape = self.alive()[which % len(self.alive())], in_bundle(needs, bundle_name(*bundle))
         self.tell(m.LeaseDemand(shape, (), self.inside.get((owner, shape), 0) + count, 0, 0), owner)
 
     @rule(wanted=st.booleans())

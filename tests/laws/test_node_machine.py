@@ -25,6 +25,7 @@ SHAPES: tuple[m.Shape, ...] = (
     (("CPU", 9.0),),
     ((f"lock{SEP}d1", 1.0),),
     (("CPU", 1.0), (f"pair{SEP}d1", 1.0)),
+    (("GPU", 0.5),),
 )
 MADE = (f"lock{SEP}d1", f"pair{SEP}d1")
 PLACEMENTS = ((), ("n1",), ("n2", "*"), ("n2",), ("n1", "n2"))
@@ -45,10 +46,12 @@ def oid_of(index: int) -> bytes:
 
 
 class NodeMachine(RuleBasedStateMachine):
+    gpus: tuple[str, ...] = ("0",)
+
     def __init__(self) -> None:
         super().__init__()
-        total = (("CPU", 2.0), ("GPU", 1.0))
-        self.node = Node(NodeSettings(ME, "n1", "h", total, 2, "/shm", LIMIT_BYTES, "s", HEAD), CONFIG)
+        total = (("CPU", 2.0), ("GPU", float(len(self.gpus))))
+        self.node = Node(NodeSettings(ME, "n1", "h", total, 2, "/shm", LIMIT_BYTES, "s", HEAD, self.gpus), CONFIG)
         self.now = 0.0
         self.timers: list[tuple[float, int, m.Message]] = []
         self.order = 0
@@ -141,7 +144,8 @@ class NodeMachine(RuleBasedStateMachine):
             bad = c.SpillFailed(oid, "no", luck % 2 == 0) if luck % 4 else c.ObjectSpilled(oid, 0, busy=True)
             self.tell(c.ObjectSpilled(oid, command.size_bytes // 2) if well else bad)
         elif isinstance(command, c.RestoreObject):
-            self.tell(c.ObjectRestored(oid) if well else c.RestoreFailed(oid, "no"))
+            free_bytes = luck % 100 if luck % 2 else None
+            self.tell(c.ObjectRestored(oid) if well else c.RestoreFailed(oid, "no", free_bytes))
         elif isinstance(command, c.PullObject):
             self.tell(c.ObjectPulled(oid, command.nodes[0]) if well else c.PullFailed(oid, command.nodes, "no"))
 
@@ -149,6 +153,10 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(which=pick, luck=pick)
     def shell_acts(self, which: int, luck: int) -> None:
         self.act(self.work.pop(which % len(self.work)), luck)
+
+    @rule(free_bytes=st.sampled_from((0, 20, 1_000)))
+    def others_use_memory(self, free_bytes: int) -> None:
+        self.tell(c.MemorySeen(free_bytes))
 
     @rule(seconds=st.sampled_from((0.05, 0.3, 1.0, 3.0)))
     def time_passes(self, seconds: float) -> None:

@@ -23,6 +23,7 @@ from flowengine.runtime.connection import (
     session_path,
     write_connection,
 )
+from tests.cluster.host_kit import Flow
 
 
 def a_connection(port: int) -> Connection:
@@ -65,6 +66,32 @@ def test_an_impossible_port(tmp_path, capsys):
     for option, limit in (("--page-port", "page_port"), ("--metrics-port", "metrics_port")):
         assert cli.main(["head", "--connection-file", str(tmp_path / "c.json"), option, "70000"]) == 1
         assert limit in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["head", "--connection-file"], ["node", "--join"]])
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "2001:db8::1"])
+def test_an_address_of_another_host(command, host, tmp_path, capsys):
+    assert cli.main([*command, str(tmp_path / "c.json"), "--host", host]) == 1
+    assert f"--host must be an address of this host, not '{host}'" in capsys.readouterr().err
+
+
+@pytest.mark.cluster
+def test_a_second_head_does_not_take_the_place_of_one_that_runs(tmp_path, capsys):
+    file = tmp_path / "cluster.json"
+    first = Flow("head", "--connection-file", file, "--state-dir", tmp_path / "first")
+    first.says("listens at")
+    try:
+        before = file.read_bytes()
+        again = ["head", "--connection-file", str(file), "--state-dir", str(tmp_path / "second")]
+        assert cli.main(again) == 1
+        assert "of another head, which runs at" in capsys.readouterr().err
+        assert file.read_bytes() == before
+    finally:
+        first.end()
+    other = Flow(*again)  # its place is free now
+    other.says("listens at")
+    other.end()
+    assert file.read_bytes() != before
 
 
 def test_a_head_that_is_not_there(tmp_path, caplog):

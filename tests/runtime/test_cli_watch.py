@@ -1,6 +1,7 @@
 """`flow top`, `flow memory`, `flow logs`, `flow status --json`: on a running engine, and what they refuse."""
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import json
@@ -179,6 +180,56 @@ def test_each_line_is_of_whoever_printed_it(flow_command):
     assert len(flow_command("logs", talker.actor_id)[1].splitlines()) == 5
 
 
+@flow.remote
+class Murmurs:
+    def __init__(self) -> None:
+        print("made", end="")
+
+    def say(self, text: str) -> None:
+        print(text, end="")
+
+    async def wait(self, text: str, here: flow.Event, go_on: flow.Event) -> None:
+        print(text, end="")
+        here.set()
+        await asyncio.to_thread(go_on.wait)
+
+
+@flow.remote
+def murmur(text: str, raw: bool = False) -> None:
+    if raw:
+        sys.stdout.buffer.write(text.encode())
+    else:
+        print(text, end="")
+    print(text, "as a warning", end="", file=sys.stderr)
+
+
+def texts(flow_command, ref) -> list[str]:
+    return sorted(json.loads(line)["text"] for line in flow_command("logs", ref.hex()[:12], "--json")[1].splitlines())
+
+
+def test_half_a_line_is_shown_as_that_of_the_task_that_printed_it_when_it_ends(flow_command):
+    refs = [murmur.remote(f"half {number}", number % 2 == 0) for number in range(20)]
+    flow.get(refs)
+    until(lambda: all(len(texts(flow_command, ref)) == 2 for ref in refs))
+    for number, ref in enumerate(refs):
+        assert texts(flow_command, ref) == [f"half {number}", f"half {number} as a warning"]
+
+
+def test_half_a_line_of_a_call_is_shown_when_it_ends(flow_command):
+    actor = Murmurs.remote()
+    here, go_on = flow.Event(), flow.Event()
+    long = actor.wait.remote("of the long one", here, go_on)
+    here.wait()
+    calls = [actor.say.remote(f"call {number}") for number in range(3)]
+    flow.get(calls)
+    until(lambda: texts(flow_command, calls[2]))
+    assert [texts(flow_command, one) for one in (*calls, long)] == [
+        ["call 0"], ["call 1"], ["call 2"], ["of the long one"]]
+    assert "made" in flow_command("logs", actor.actor_id)[1]
+    go_on.set()
+    flow.get(long)
+
+
 def test_logs_of_a_worker_that_was_killed_stay(flow_command):
     @flow.remote(max_retries=0)
     def dies(began):
@@ -218,6 +269,24 @@ def test_logs_that_are_followed(engine, capsys):
     speaker.join()
     out = capsys.readouterr().out
     assert out.count("before") == out.count("after") == 1
+
+
+def test_logs_are_followed_over_the_death_of_the_head(engine, capsys, monkeypatch):
+    talker, went_on, show = Talker.remote(), threading.Event(), watch.show
+    flow.get(talker.say.remote("first"))
+
+    def see(lines, plain):
+        show(lines, plain)
+        if any("second" in line["text"] for line in lines):
+            raise KeyboardInterrupt
+        if not went_on.is_set():
+            went_on.set()
+            flow.chaos.kill_head()
+            flow.get(talker.say.remote("second"))
+
+    monkeypatch.setattr(watch, "show", see)
+    assert cli.main(["logs", "--follow", talker.actor_id, "--state-dir", engine]) == 0
+    assert "second" in capsys.readouterr().out
 
 
 def test_nothing_is_known_of_it(flow_command):

@@ -1,6 +1,8 @@
 """One member of a group without a cluster: what it says of results that it has read, and of a seat that is lost."""
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -90,3 +92,18 @@ def test_a_lost_seat_keeps_its_reason(members):
     for _ in range(2):
         with pytest.raises(MemberLost, match="came back too late"):
             group.barrier()
+
+
+def test_who_is_behind_the_others_does_no_later_step_with_them(members):
+    group = member(restorable=True)
+    group.allreduce(ONES)
+    members.give = lambda group, step, call: m.StepFailed(SEATING.group, step, "behind", "its result is gone")
+    members.left = []
+    members.leave = members.left.append
+    for _ in range(2):
+        with pytest.raises(MemberLost, match="its result is gone"):
+            group.allreduce(ONES)
+    assert members.left == [1]
+    group.timeout_s, group.on_failure = 1.0, "recover"
+    again = pickle.loads(pickle.dumps(group))
+    assert (again.next_step, again.refusal) == (2, group.refusal)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -311,3 +312,26 @@ def test_a_class_that_is_defined_in_a_function_comes_back_as_the_same_class():
     local = back(Local())
     assert local.parts[:2] == [local, Local]
     assert local.parts[2]() == 3
+
+
+class Tensor:
+    """As much of a tensor of torch as is used: a pickled one has no gradient any more."""
+
+    is_leaf = True
+
+    def __init__(self, number: float) -> None:
+        self.number, self.grad = number, None
+
+    def __reduce_ex__(self, protocol: int):
+        return Tensor, (self.number,)
+
+
+def test_tensors_of_torch_keep_their_gradients(monkeypatch):
+    torch = types.ModuleType("torch")
+    torch.Tensor = Tensor
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    one, other = Tensor(1.0), Tensor(2.0)
+    one.grad = Tensor(3.0)
+    log = back(Log([one, other, one]))
+    assert log[0] is log[2]
+    assert (log[0].number, log[0].grad.number, log[1].grad) == (1.0, 3.0, None)

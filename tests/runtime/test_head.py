@@ -1,7 +1,9 @@
 """The head as a process of its own, and its journal file."""
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import os
 import queue
 import signal
@@ -12,7 +14,9 @@ import textwrap
 
 import pytest
 
-from flowengine.runtime.connection import read_connection
+from flowengine.errors import BadValue
+from flowengine.runtime import head
+from flowengine.runtime.connection import head_settings, read_connection
 from flowengine.runtime.head import JournalFile
 from tests.runtime.kit import PATIENCE_S, PROJECT, gone
 
@@ -69,6 +73,25 @@ def test_a_head_that_was_killed_is_found_under_the_same_address(tmp_path):
     assert gone([second.pid])
 
 
+def test_a_file_that_is_no_journal(tmp_path):
+    path = tmp_path / "journal.sqlite"
+    path.write_bytes(b"garbage" * 1_000)
+    with pytest.raises(BadValue, match=f"{path}.*not a database"):
+        JournalFile(path, pytest.fail).open()
+
+
+def test_a_port_that_stays_in_use(tmp_path, monkeypatch):
+    class Taken:
+        async def start(self):
+            raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr(head, "PORT_PATIENCE_S", 0.0)
+    monkeypatch.setattr(head.process, "new_endpoint", lambda *rest: Taken())
+    shell = head.HeadShell(head_settings("127.0.0.1", "c.json", str(tmp_path), tls=False, port=4321), -1)
+    with pytest.raises(BadValue, match=r"port 4321 of 127\.0\.0\.1 is in use"):
+        asyncio.run(shell._listen())
+
+
 def test_rows_are_on_disk_when_the_journal_says_so(tmp_path):
     path, told = tmp_path / "journal.sqlite", queue.Queue()
     journal = JournalFile(path, pytest.fail)
@@ -84,3 +107,20 @@ def test_rows_are_on_disk_when_the_journal_says_so(tmp_path):
     assert told.get(timeout=PATIENCE_S) == ([7], {"b": b"2"})
     journal.close()
     assert told.empty()
+
+
+def test_a_journal_on_a_full_disk_waits_for_room_and_does_not_hold_up_the_end(tmp_path):
+    class Small(JournalFile):
+        def _connect(self):
+            database = super()._connect()
+            database.execute("PRAGMA max_page_count=4")
+            return database
+
+    told = queue.Queue()
+    journal = Small(tmp_path / "journal.sqlite", told.put)
+    journal.on_written = pytest.fail
+    assert journal.open() == {}
+    journal.write((("a", bytes(100_000)),), 1)
+    assert "trying again" in told.get(timeout=PATIENCE_S)
+    journal.close()
+    assert "not in it" in told.get(timeout=PATIENCE_S)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flowengine.core.messages import Asked, LeaseLost, LogLines
+from flowengine.core.messages import Answered, Asked, LeaseLost, LogLines
 from tests.runtime.kit import PROJECT, Driver, Launched, gone, launcher_settings
 from tests.runtime.stub_worker import TASK
 
@@ -127,6 +127,29 @@ def test_a_killed_node_is_replaced_with_all_that_hung_on_it(launched):
     assert gone(pids)
     assert not os.path.exists(before.store_folder)
     assert asyncio.run(workers_of(after))
+
+
+@pytest.mark.parametrize("head_too", [False, True])
+def test_a_killed_node_is_dead_to_the_head_at_once(launched, head_too):
+    before = launched.ready()
+    os.kill(before.node_pid, signal.SIGKILL)
+    if head_too:
+        os.kill(before.head_pid, signal.SIGKILL)
+    after = before
+    while after.node_id == before.node_id or (head_too and after.head_pid == before.head_pid):
+        after = launched.ready()
+
+    async def scenario():
+        driver = Driver(launched.settings)
+        await driver.join(after.node)
+        async with asyncio.timeout(launched.settings.config.suspect_after_s / 2):
+            living = []
+            while living != [after.node_id]:
+                driver.tell(Asked(1, "nodes"), after.head)
+                living = [node["node_id"] for node in (await driver.next(Answered)).content]
+        await driver.endpoint.close()
+
+    asyncio.run(scenario())
 
 
 def test_sigterm_ends_all(launched):

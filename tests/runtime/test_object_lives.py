@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from flowengine.config import Config
 from flowengine.core import commands as c
 from flowengine.core import messages as m
 from flowengine.core.node import Node, NodeSettings
+from flowengine.errors import StoreFull
 from flowengine.objects import codec
 from flowengine.objects.segments import Segments
 from flowengine.runtime.node_objects import Objects
@@ -93,3 +96,23 @@ def test_what_was_replaced_and_freed_before_it_is_told_is_not_here(host):
     host.hears(kept, worker)
     assert host.value() is None
     assert host.machine.store.pools == {"w1": kept.kept_bytes}
+
+
+def test_memory_that_lacks_for_an_object_on_disk_is_told_and_looked_at_afterwards(tmp_path, monkeypatch):
+    segments = Segments(str(tmp_path), 0)
+
+    def full(*arguments):
+        raise StoreFull("full")
+
+    async def told():
+        seen = asyncio.Queue()
+        objects = Objects(segments, None, str(tmp_path), Config())
+        objects.step, objects.look_at_memory = seen.put_nowait, lambda: seen.put_nowait("looked")
+        objects.restore(c.RestoreObject(OID, 100))
+        found = [await seen.get(), await seen.get()]
+        objects.close()
+        return found
+
+    monkeypatch.setattr(segments, "create", full)
+    monkeypatch.setattr(segments, "free_bytes", lambda: 7)
+    assert asyncio.run(told()) == [c.RestoreFailed(OID, "full", 7), "looked"]

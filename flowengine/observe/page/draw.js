@@ -2,6 +2,8 @@
 
 export const WINDOW_MS = 30000;
 const ROW_PX = 14, GAP_PX = 3, LABEL_PX = 130, LABEL_NARROW_PX = 60, AXIS_PX = 18, THIN_PX = 2, ROWS_MAX = 200, LEGEND_MAX = 12;
+const LANES_MAX = 8, OVERLAP_MS = 10;
+const GOOD = ["done", "done again", "running", "lives"];
 const SVG = "http://www.w3.org/2000/svg";
 
 const hues = new Map();
@@ -21,16 +23,33 @@ export class Timeline {
     this.legend = legend;
     this.said = under.textContent;
     this.runs = [];     // {at, long, name, node, worker, outcome, task, attempt}
-    this.rows = [];     // worker ids in their order, with their nodes
+    this.rows = [];     // [worker id, lane], in their order
+    this.ends = new Map();   // worker id -> until when each of its lanes is taken
     this.open = [];
     this.boxes = [];
     canvas.addEventListener("pointermove", (event) => this.point(event));
     canvas.addEventListener("pointerleave", () => { this.under.textContent = this.said; });
   }
 
+  clear() {
+    this.runs = [];
+    this.ends.clear();
+  }
+
   add(found) {
-    for (const [at, long, name, node, worker, outcome, task, attempt] of found)
-      this.runs.push({ at, long, name, node, worker, outcome, task, attempt });
+    found.sort((one, other) => one[0] - other[0]);
+    for (const [at, long, name, node, worker, outcome, task, attempt] of found) {
+      const lane = this.lane(worker, at);
+      this.ends.get(worker)[lane] = at + long;
+      this.runs.push({ at, long, name, node, worker, outcome, task, attempt, lane });
+    }
+  }
+
+  // The first row of a worker that is free from then on.
+  lane(worker, at) {
+    if (!this.ends.has(worker)) this.ends.set(worker, [0]);
+    const ends = this.ends.get(worker), free = ends.findIndex((end) => end <= at + OVERLAP_MS);
+    return free >= 0 ? free : Math.min(ends.length, LANES_MAX - 1);
   }
 
   // now: the head's clock. Keeps what is still to be seen, and which workers have a row.
@@ -40,15 +59,16 @@ export class Timeline {
     this.open = [];
     for (const node of nodes)
       for (const worker of node.workers) {
-        if (worker.state !== "dying") rows.set(worker.worker_id, node);
+        if (worker.state !== "dying") rows.set(worker.worker_id, 0);
         if (worker.since_ms && now - worker.since_ms > 700)
           this.open.push({
             at: worker.since_ms, long: Infinity, name: worker.name || worker.actor || "task", node: node.node_id,
             worker: worker.worker_id, outcome: worker.name === worker.actor ? "lives" : "running",
-            task: worker.task.slice(0, 12), attempt: worker.attempt });
+            task: worker.task.slice(0, 12), attempt: worker.attempt,
+            lane: worker.name === worker.actor ? 0 : this.lane(worker.worker_id, worker.since_ms) });
       }
-    for (const run of this.runs) if (!rows.has(run.worker)) rows.set(run.worker, { node_id: run.node, host: "" });
-    this.rows = [...rows].slice(0, ROWS_MAX);
+    for (const run of [...this.runs, ...this.open]) rows.set(run.worker, Math.max(rows.get(run.worker) || 0, run.lane));
+    this.rows = [...rows].flatMap(([id, last]) => Array.from({ length: last + 1 }, (_, lane) => [id, lane])).slice(0, ROWS_MAX);
   }
 
   draw(now) {
@@ -62,14 +82,15 @@ export class Timeline {
       this.canvas.style.height = `${height}px`;
     }
     const pen = this.canvas.getContext("2d");
-    const place = new Map(this.rows.map(([id], index) => [id, index * (ROW_PX + GAP_PX)]));
+    const place = new Map(this.rows.map(([id, lane], index) => [`${id} ${lane}`, index * (ROW_PX + GAP_PX)]));
     pen.setTransform(scale, 0, 0, scale, 0, 0);
     pen.clearRect(0, 0, width, height);
     pen.font = "11px system-ui, sans-serif";
     pen.textBaseline = "middle";
     const x = (at) => label + (width - label) * (1 - (now - at) / WINDOW_MS), bottom = height - AXIS_PX;
     pen.fillStyle = ink;
-    for (const [id, top] of place) pen.fillText(width < 600 ? id.split(".").at(-1) : id, 0, top + ROW_PX / 2, label - 6);
+    for (const [id, lane] of this.rows)
+      if (!lane) pen.fillText(width < 600 ? id.split(".").at(-1) : id, 0, place.get(`${id} 0`) + ROW_PX / 2, label - 6);
     for (let ago = 0; ago <= WINDOW_MS; ago += 5000) {
       pen.fillStyle = line;
       pen.fillRect(x(now - ago), 0, 1, bottom);
@@ -80,11 +101,11 @@ export class Timeline {
     pen.textAlign = "left";
     this.boxes = [];
     for (const run of [...this.runs, ...this.open]) {
-      const top = place.get(run.worker);
+      const top = place.get(`${run.worker} ${run.lane}`);
       if (top === undefined) continue;
       const left = Math.max(label, x(run.at)), right = Math.min(width, x(Math.min(now, run.at + run.long)));
       if (right <= label) continue;
-      const failed = !["done", "running", "lives"].includes(run.outcome), wide = Math.max(right - left, 1);
+      const failed = !GOOD.includes(run.outcome), wide = Math.max(right - left, 1);
       const thin = run.outcome === "lives";   // an actor that runs no call
       pen.globalAlpha = run.outcome === "running" ? 0.6 : 1;
       pen.fillStyle = failed ? bad : colour(run.name, dark);

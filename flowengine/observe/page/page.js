@@ -368,7 +368,7 @@ async function look() {
     const page = await ask("api/now");
     if (lastPage && page.head.pid !== lastPage.head.pid) seen = 0;
     const found = await ask(`api/runs?since=${seen}`);
-    if (!seen) timeline.runs = [];
+    if (!seen) timeline.clear();
     seen = found.number;
     timeline.add(found.runs);
     offsetMs = found.now_ms - performance.now();
