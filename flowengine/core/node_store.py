@@ -29,6 +29,7 @@ from .messages import (
     ObjectMissing,
     ObjectSealed,
     ObjectWanted,
+    Ping,
     SegmentKept,
     SpaceGiven,
 )
@@ -510,6 +511,8 @@ class Store(Room):
         entry = self.entries.get(event.oid)
         if entry is not None:
             self._add_owner(entry, event.owner)
+            if event.owner != sender:
+                self.desk.out.send(event.owner, Ping(0))  # if it is dead already, this node has to hear of that
 
     def owner_ended(self, owner: str) -> None:
         """What an owner left and nobody adopted goes."""

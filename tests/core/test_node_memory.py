@@ -54,3 +54,15 @@ def test_lost_on_purpose_is_lost_silently():
     kit = Kit()
     put(kit, b"a", 60)
     assert kit.says(m.LoseObject(b"a" * 20), "d") == [c.RemoveObject(b"a" * 20, False)]
+
+
+def test_an_owner_that_was_named_by_another_process_is_spoken_to_since_only_a_link_tells_of_its_death():
+    kit = Kit()
+    put(kit, b"a", 60)
+    oid = b"a" * 20
+    assert sent(kit.says(m.ObjectAdopted(oid, "heir"), "heir"), m.Ping) == []
+    assert sent(kit.says(m.ObjectAdopted(oid, "dead"), "d"), m.Ping, "dead") == [m.Ping(0)]
+    for owner in ("heir", "d"):
+        kit.says(m.ObjectFreed((oid,)), owner)
+    kit.says(m.PeerLost("dead", "refused"), "dead")
+    assert list(kit.node.orphans) == ["dead"], "what it owned goes when nobody has adopted it for a while"
