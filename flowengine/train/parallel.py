@@ -16,8 +16,8 @@ from flowengine.train.trainer import AHEAD_CALLS, WORKERS_MAX, Pace, Trainer
 class DataParallel(Trainer):
     """One actor for each rank with a copy of Model(*args); a killed one comes back and repeats what it has to.
 
-    The weights after so many steps are the same, bit for bit, whatever dies meanwhile. actor: options of the actors,
-    such as num_cpus, num_gpus, checkpoint, placement.
+    The weights after so many steps are the same, bit for bit, whichever members die meanwhile. actor: options of the
+    actors, such as num_cpus, num_gpus, checkpoint, placement.
     """
 
     def __init__(
