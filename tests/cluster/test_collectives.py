@@ -377,6 +377,7 @@ def test_a_member_that_repeats_what_it_did_before_the_group_grew_sees_the_size_o
 
 def test_newcomers_may_be_taken_in_in_another_order_than_that_of_the_ranks_they_asked_for() -> None:
     group = members("in turn", 2, on_failure="shrink")
+    each(group, "where")  # formed: before that a newcomer would be one who does not agree
     for size, asked in ((3, 3), (4, 2)):
         newcomer = Member.remote("in turn", asked + 1, asked, on_failure="shrink")
         until(lambda size=size: each(group, "do", "admit") and each(group, "where")[0][1] == size)
