@@ -9,6 +9,7 @@ WARNING = "expects a warning of a task in its own process; it is shown on the wo
 UNSENT = "has in its graph what cannot be sent: a generator, a thread's lock, a ufunc of numpy.frompyfunc"
 TARGET = "stores into an array of the test, whose memory another process does not share; refused as read-only"
 LOCK = "holds a lock that its tasks would have to wait for, which another process does not share"
+SETTING = "reads a setting of Dask while it is unpickled, before those of the program hold there, as on a Dask cluster"
 BY_NAME = "starts a program that makes the executor by its name in concurrent.futures"
 
 CORE = "dask/array/tests/test_array_core.py"
@@ -22,7 +23,9 @@ TESTS: dict[str, tuple[str, ...]] = {
         "dask/bag/tests/test_bag.py::test_bag_with_single_callable",
         "dask/dataframe/io/tests/test_parquet.py::test_filter_isna[True]",
         "dask/dataframe/io/tests/test_parquet.py::test_filter_isna[False]",
+        "dask/dataframe/tests/test_extensions.py::test_register_extension_type",
     ),
+    SETTING: ("dask/dataframe/tests/test_shuffle.py::test_disk_shuffle_with_unknown_compression",),
     COUNTS: (
         "dask/bag/tests/test_bag.py::test_to_delayed_optimize_graph",
         f"{CORE}::test_from_array_getitem[True-True]",
@@ -41,6 +44,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "dask/array/tests/test_routines.py::test_average_raises",
         "dask/array/tests/test_wrap.py::test_full_detects_da_dtype",
         "dask/dataframe/dask_expr/tests/test_collection.py::test_head",
+        "dask/dataframe/tests/test_dataframe.py::test_head_npartitions_warn",
     ),
     UNSENT: (
         "dask/bag/tests/test_bag.py::test_reductions_are_lazy",
