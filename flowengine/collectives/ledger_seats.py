@@ -96,16 +96,18 @@ class SeatKeeper:
     def _outlived(self, ledger: Ledger, seat: Seat, node: str, now: float) -> None:
         """The next life of a member has begun: the former is dead, though the link to it may stand for long yet.
 
-        Its node is the likely cause when the next one is elsewhere: steps go on without it, unless others sit there.
+        Its node is the likely cause when the next one is elsewhere: it counts as lost, unless others sit there.
         """
-        others = [other for known in self.by_group.values() for other in known.here() if other is not seat]
-        if seat.node not in (node, self.desk.me, *(other.node for other in others)):
-            self.desk.out.send(seat.node, StepsForgotten(ledger.group, -1))  # in case that it lives
-            self.steps.courses.silent[seat.node] = None
-            if ledger.formed:
-                self.steps.courses.all_lost(ledger, seat.node, now)
-            ledger.nodes.pop(seat.node, None)
+        former = seat.node
         self._away(ledger, [seat], NEXT_LIFE, now)
+        here = [other.node for known in self.by_group.values() for other in known.here()]
+        if former in (node, self.desk.me, *here):
+            return
+        for known in self.by_group.values():
+            if former in known.nodes:
+                self.desk.out.send(former, StepsForgotten(known.group, -1))  # in case that it lives
+        self.steps.courses.silent[former] = None
+        self.node_lost(former, now)
 
     def next_lives(self, now: float) -> None:
         """Those who found another process of theirs in their seat: it may be gone now."""

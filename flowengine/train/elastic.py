@@ -7,11 +7,11 @@ from typing import Any
 
 import flowengine as flow
 from flowengine.actors import ActorHandle
-from flowengine.errors import ActorDied, FlowError
+from flowengine.errors import ActorDied
 from flowengine.options import whole
 from flowengine.train.models import checked_model
 from flowengine.train.replica import Replica, Seat
-from flowengine.train.trainer import WORKERS_MAX, Pace, Trainer
+from flowengine.train.trainer import WORKERS_MAX, Pace, Trainer, ends_with
 
 
 class Elastic(Trainer):
@@ -135,10 +135,4 @@ def living(calls: list[tuple[ActorHandle, flow.ObjectRef]]) -> list[ActorHandle]
 
 def has_died(ref: flow.ObjectRef) -> bool:
     """Whether a call has ended with the death of its actor; waits for its end."""
-    try:
-        flow.get(ref)
-    except ActorDied:
-        return True
-    except FlowError:
-        return False
-    return False
+    return ends_with(ref, ActorDied)

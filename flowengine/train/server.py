@@ -8,10 +8,10 @@ from typing import Any
 
 import flowengine as flow
 from flowengine.actors import ActorHandle
-from flowengine.errors import FlowError, ObjectLost
+from flowengine.errors import ObjectLost
 from flowengine.options import whole
 from flowengine.train.models import checked_model, loss_of, weights_of
-from flowengine.train.trainer import WORKERS_MAX, Trainer
+from flowengine.train.trainer import WORKERS_MAX, Trainer, ends_with
 
 LOST_MAX = 5  # attempts at one step
 
@@ -54,7 +54,7 @@ class ParameterServer(Trainer):
             first, _ = flow.wait(list(self.pending), num_returns=self.wait_for)
             loss, now = self.server.apply.options(num_returns=2).remote(flow.reduce(first, op="mean"))
             self.ask([self.pending.pop(ref) for ref in first], self.step + 1, now)
-            if not is_lost(loss):
+            if not ends_with(loss, ObjectLost):
                 break
             self.pending = {}
             self.ask(self.members, self.step, self.server.weights.remote())
@@ -74,17 +74,6 @@ class ParameterServer(Trainer):
     def everybody(self) -> list[ActorHandle]:
         """All actors of the loop."""
         return [self.server, *self.members]
-
-
-def is_lost(ref: flow.ObjectRef) -> bool:
-    """Whether it ends as it does because a value that it needs is gone; waits for its end."""
-    try:
-        flow.get(ref)
-    except ObjectLost:
-        return True
-    except FlowError:
-        return False
-    return False
 
 
 class Server:

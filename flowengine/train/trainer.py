@@ -112,3 +112,12 @@ class Pace:
         took_s, self.ended_s = max(now - self.ended_s, 1e-6), now
         if not self.is_fixed:
             self.steps = max(1, min(2 * self.steps, round(steps * CALL_S / took_s)))
+
+
+def ends_with(ref: flow.ObjectRef, kind: type[FlowError]) -> bool:
+    """Whether a call ends with an error of this kind; waits for its end."""
+    try:
+        flow.get(ref)
+    except FlowError as error:
+        return isinstance(error, kind)
+    return False

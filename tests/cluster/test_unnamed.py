@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 import flowengine as flow
-from tests.cluster.kit import until
+from tests.cluster.kit import two_workers, until
 
 pytestmark = pytest.mark.cluster
 NOW_S = 10.0  # long enough for what comes at once
@@ -15,8 +15,7 @@ NOW_S = 10.0  # long enough for what comes at once
 
 @pytest.fixture(scope="module", autouse=True)
 def session():
-    with flow.init(num_workers=2) as found:
-        yield found
+    yield from two_workers()
 
 
 def entries():
