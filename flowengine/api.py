@@ -31,6 +31,7 @@ from .options import real, resource_amounts, whole
 from .refs import CompletedRefs, Current, ObjectRef, checked
 from .runtime import gpus
 from .runtime.launched import DriverSettings, launch
+from .runtime.open_files import check_open_files
 from .scheduling.policies import check_text
 
 if TYPE_CHECKING:
@@ -112,6 +113,8 @@ def init(
                        "address, num_workers, resources and object_store_bytes cannot be given too")
     settings = driver_settings(num_workers, resources, object_store_bytes, state_dir, (log_to_driver, config))
     settings = msgspec.structs.replace(settings, job=job or "")
+    if (address, client) != (None, None):
+        check_open_files()  # else the node, which needs more, is started here
     if client is not None:
         from .deploy.borrow import borrow
 

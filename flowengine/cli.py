@@ -20,9 +20,10 @@ import msgspec
 from flowengine.api import default_state_dir, driver_of, driver_settings, init, local_folder, shutdown
 from flowengine.config import from_environment, make_config
 from flowengine.errors import BadValue, FlowError
-from flowengine.objects.segments import session_folder
+from flowengine.objects.session_folders import session_folder
 from flowengine.observe import screens
 from flowengine.observe.timeline import Span, on_one_clock, trace
+from flowengine.runtime.answers import NAME_DIGITS_MIN
 from flowengine.runtime.connection import (
     Connection,
     head_settings,
@@ -32,6 +33,7 @@ from flowengine.runtime.connection import (
     session_path,
     write_private,
 )
+from flowengine.runtime.open_files import check_open_files
 from flowengine.runtime.settings import LauncherReady, LauncherSettings
 
 if TYPE_CHECKING:
@@ -45,11 +47,16 @@ SECRET_CHECK_S = 3.0
 END_PATIENCE_S = 10.0
 END_LOOK_S = 0.1
 PIPE_BROKEN = 128 + signal.SIGPIPE
+BAD_USAGE = 2  # as argparse has it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script; gives the exit code."""
-    options = parser().parse_args(arguments)
+    known = parser()
+    options = known.parse_args(arguments)
+    if options.command is None:
+        known.print_help(sys.stderr)
+        return BAD_USAGE
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("flowengine").setLevel(logging.INFO)
     try:
@@ -68,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """What may be written after `flow`."""
     top = argparse.ArgumentParser(prog="flow", description=__doc__)
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
 
     def command(name: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=run.__doc__, description=run.__doc__)
@@ -157,8 +164,11 @@ def run_head_command(options: argparse.Namespace) -> int:
     from flowengine.runtime.launcher import run_head
 
     check_host(options.host)
+    check_open_files()
     if not 0 <= options.port < 65_536:
         raise BadValue(f"--port must be between 0 and 65535, not {options.port}")
+    if os.path.isdir(options.connection_file):
+        raise BadValue(f"--connection-file must name a file, and {options.connection_file} is a folder")
     state_dir = state_dir_of(options)
     os.makedirs(state_dir, mode=0o700, exist_ok=True)
     asked = {name: port for name in ("page_port", "metrics_port") if (port := getattr(options, name)) is not None}
@@ -198,7 +208,8 @@ def run_node_command(options: argparse.Namespace) -> int:
             host=options.host, session=connection.session, secret=connection.secret_bytes, total=asked.total,
             num_workers=asked.num_workers, store_limit_bytes=asked.store_limit_bytes, state_dir=asked.state_dir,
             durable_url=asked.durable_url, tls=connection.tls, store_root=STORE_ROOT, head=connection.address,
-            config=asked.config, watch_parent=False)
+            config=asked.config, watch_parent=False, connection_path=os.path.abspath(options.join))
+        check_open_files(settings.num_workers, settings.extra_workers)
 
         def tell(ready: LauncherReady) -> None:
             log.info("node %s listens at %s", ready.node_id, ready.node)
@@ -348,24 +359,38 @@ def run_logs(options: argparse.Namespace) -> int:
 
 
 def run_story(options: argparse.Namespace) -> int:
-    """what happened to a task, object, worker or node"""
+    """what happened to a task, call, object, actor, worker or node"""
+    check_id(options.id)
     connection = connection_of(options)
     lines = [*asyncio.run(_story(connection, options.id)), *asyncio.run(_explained(connection, options.id))]
     for line in lines:
         print(line)
     if not lines:
-        print(f"nobody remembers {options.id}", file=sys.stderr)
+        print(f"nobody remembers {options.id}{hint(options.id)}", file=sys.stderr)
     return 0 if lines else 1
 
 
 def run_explain(options: argparse.Namespace) -> int:
-    """why an actor was checkpointed or not, or a result written to durable storage or not"""
+    """what a task waits for; why an actor was checkpointed or not, a result written to durable storage or not"""
+    check_id(options.id)
     texts = asyncio.run(_explained(connection_of(options), options.id))
     for text in texts:
         print(text)
     if not texts:
-        print(f"nobody knows {options.id}", file=sys.stderr)
+        print(f"nobody has {options.id} now{hint(options.id) or ': flow story may tell what became of it'}",
+              file=sys.stderr)
     return 0 if texts else 1
+
+
+def check_id(name: str) -> None:
+    """Raise BadValue for no name at all, which would be the start of every one."""
+    if not name.strip():
+        raise BadValue("ID must not be empty: give that of a task, object, actor, worker or node")
+
+
+def hint(name: str) -> str:
+    """What to do about a name that is too short."""
+    return f": give at least {NAME_DIGITS_MIN} characters of an id" if len(name) < NAME_DIGITS_MIN else ""
 
 
 async def _explained(connection: Connection, name: str) -> list[str]:
@@ -394,7 +419,7 @@ def run_replay(options: argparse.Namespace) -> int:
 
     if (options.id is None) == (options.source is None):
         left = ", ".join(records.newest(state_dir_of(options))) or "nothing"
-        raise BadValue("name a task, an actor or a call, or a file with --from; what programs have left in "
+        raise BadValue("name either a task, an actor or a call, or a file with --from; what programs have left in "
                        f"{state_dir_of(options)}: {left}")
     debugger = None if options.to else replay.debugger_for(not options.no_debug, "--no-debug to run through")
     sys.path.insert(0, os.getcwd())  # as for the program, which could import what is beside it
@@ -472,7 +497,7 @@ def run_stop(options: argparse.Namespace) -> int:
     connection = connection_of(options)
     file = session_path(state_dir_of(options), connection.session)  # of a local engine, whose launcher removes it last
     count, left = asyncio.run(_stop(connection, file.exists))
-    print(f"{count} nodes and the head of session {connection.session} were told to end")
+    print(f"{count} node{'' if count == 1 else 's'} and the head of session {connection.session} were told to end")
     for address in left:
         print(f"still there after {END_PATIENCE_S:g} s: {address}", file=sys.stderr)
     return 1 if left else 0

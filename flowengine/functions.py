@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -151,6 +152,12 @@ class RemoteFunction:
             return ObjectRef(session, *ref_parts)
 
         return submit
+
+    def _took_s(self) -> float:
+        """What its calls took in workers, smoothed; without end when it is not known."""
+        plan = self._plan
+        cost = None if plan is None else plan.session.owner.costs.get(plan.function)
+        return math.inf if cost is None or cost.run_us < 0 else cost.run_us / 1e6
 
     def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan, Policy | None, TaskSpec, Any]:
         """What a call is made of: its plan, the turn of its policy, its task, and what lives until it is submitted."""

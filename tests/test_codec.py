@@ -148,6 +148,13 @@ def test_arrow_comes_back_equal(value: Any) -> None:
         assert both(value)[0].schema.metadata == value.schema.metadata
 
 
+def test_small_arrow_columns_are_sent_without_a_stream() -> None:
+    for column in (pa.array(["a", "b", "c"]), pa.chunked_array([["a"], ["b", "c"]])):
+        packed = codec.pack(column)
+        assert not any(isinstance(buffer, codec.ArrowStream) for buffer in packed.buffers)
+        assert codec.from_inline(codec.to_inline(packed)).equals(column)
+
+
 def test_arrow_slices_are_sent_at_their_own_size_and_read_in_place() -> None:
     big = pa.table({"x": np.arange(1 << 20), "s": pa.array(["abcdefgh"] * (1 << 20))})
     packed = codec.pack(big.slice(4096, 100))

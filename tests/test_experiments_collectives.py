@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 import json
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
 
-from experiments import testbed
+from experiments import testbed, two_hosts
 from experiments.collective_applications import program as applications
 from experiments.collective_applications import run as applied
 from experiments.collective_failures import program as failing
@@ -16,6 +17,7 @@ from experiments.collective_soak import program as soaking
 from experiments.collective_soak import run as soak
 from experiments.collectives import run as collectives
 from experiments.collectives import trial
+from experiments.locality import run as locality
 from experiments.reduce_degree import run as degrees
 
 MIB = 1 << 20
@@ -70,6 +72,18 @@ def test_tables_and_pictures_of_what_was_measured_and_bounds_that_are_missed():
 def test_it_is_said_why_there_are_no_hosts(tmp_path):
     assert "no script" in testbed.missing("")
     assert "not a program" in testbed.missing(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(("arguments", "code"), [([], 0), (["--hosts", "/none"], 2)])
+def test_placing_without_hosts_is_left_out_unless_they_were_asked_for(arguments, code, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+    assert two_hosts.run("", tmp_path, locality.TRIAL) == code
+    assert "nothing is measured" in capsys.readouterr().err
+
+
+def test_a_ratio_is_told_in_words_that_hold_on_either_side_of_one():
+    found = {"with": [(0.5, 0)], "without": [(0.2, MIB)]}
+    assert "it takes 0.4 times as long" in locality.report(found, (MIB, 1), "links")
 
 
 def test_what_a_program_says_last_counts_and_its_errors_are_shown():

@@ -10,7 +10,7 @@ import pytest
 
 from flowengine.observe import gather
 from flowengine.observe.gather import Gatherer
-from tests.test_view import head, node
+from tests.test_view import head, node, owner
 
 NODE_S = 0.2
 
@@ -120,6 +120,17 @@ def test_what_runs_for_long_has_the_time_since_it_was_first_seen():
         async with pages._came:
             await pages._came.wait_for(lambda: pages.rounds > 2)
         assert (await pages.latest()).page["nodes"][0]["workers"][0]["since_ms"] == first
+        pages.close()
+
+    asyncio.run(scene())
+
+
+def test_what_ran_before_anybody_looked_is_shown_from_its_start():
+    async def scene() -> None:
+        asker = FakeAsker("n")
+        asker.nodes["n"] = node("n", owner(node_id="n", pid=11, code="ab" * 16, age_s=70.0))
+        pages = gatherer(asker)
+        assert (await pages.latest()).page["nodes"][0]["workers"][0]["since_ms"] == 30_000.0
         pages.close()
 
     asyncio.run(scene())

@@ -109,6 +109,28 @@ def test_a_restart_and_a_replay_are_marked():
     assert not of(events, "i")  # they are no failures
 
 
+def test_what_a_death_ended_is_named_so_and_ends_there():
+    task = msgspec.structs.replace(BY_PROGRAM, outcome="crash")
+    again = msgspec.structs.replace(BY_PROGRAM, began_us=9_000, attempt=2)
+    events = trace([task, again])["traceEvents"]
+    assert slices(events) == [("n.w1", "f (interrupted)", 2_000, 2_500), ("n.w1", "f", 9_000, 9_500)]
+    assert [(mark["name"], mark["ts"]) for mark in of(events, "i")] == [("f: interrupted", 2_500)]
+
+
+def test_a_call_that_a_death_ended_begins_when_the_worker_had_done_the_one_before():
+    died = at(900, 0, "c2", outcome="crash")
+    queued = msgspec.structs.replace(died, task="c3", submitted_us=250)
+    assert slices(trace([died, at(0, 100), at(100, 500), at(100, 50, worker="n.w3")])["traceEvents"])[-1] == (
+        "n.w2", "C.m (interrupted)", 600, 900)
+    assert slices(trace([queued, at(0, 100)])["traceEvents"])[-1] == ("n.w2", "C.m (interrupted)", 250, 900)
+    assert slices(trace([died, at(950, 10)])["traceEvents"])[0] == ("n.w2", "C.m (interrupted)", 900, 901)
+
+
+def test_an_owner_tells_by_its_own_clock_when_a_death_ended_a_run():
+    (moved,) = on_one_clock([msgspec.structs.replace(NESTED, outcome="crash")], "n", {"n": 100, "o": 1_000})
+    assert (moved.submitted_us, moved.began_us) == (2_000, 2_100)
+
+
 def test_an_arrow_begins_in_the_row_of_the_call_that_submitted():
     calls = [at(0, 100, "c1"), at(10, 80, "c2")]
     nested = msgspec.structs.replace(NESTED, submitted_us=50, began_us=60, submitter="n.w2", parent="c2")

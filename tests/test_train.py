@@ -74,6 +74,11 @@ def test_calls_become_as_long_as_they_should_and_stay_as_the_user_says(monkeypat
         trainer.Pace(0)
 
 
+def test_code_that_runs_again_makes_calls_of_the_same_length(monkeypatch):
+    monkeypatch.setattr(trainer.flow, "record", lambda function: 5)  # what the first run chose
+    assert (trainer.Pace(None).chosen(), trainer.Pace(7).chosen()) == (5, 7)
+
+
 # models
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from flowengine.core.head_seen import AT_HEAD
 from flowengine.observe import tables
 from flowengine.observe.http import exposition, same, token_of
 from flowengine.observe.metrics import counter_name, families
@@ -63,9 +64,11 @@ def test_functions_of_all_owners_are_added_up():
 
 
 def test_a_worker_is_shown_with_what_it_runs_and_uses():
-    (shown,) = document(head(), [node("n")], 1)["nodes"]
+    process = owner(node_id="n", pid=11, code="ab" * 16, age_s=7.0)
+    (shown,) = document(head(), [node("n", process)], 1)["nodes"]
     (worker,) = shown["workers"]
     assert (worker["name"], worker["attempt"], worker["cpu_share"], worker["memory_bytes"]) == ("f", 2, 0.9, 77)
+    assert worker["age_s"] == 7.0
     assert (shown["available"], shown["queued"], shown["store"]["objects"]) == ({"CPU": 0.0}, 4, 2)
 
 
@@ -102,6 +105,13 @@ def test_queues_that_wait_for_the_same_are_one_row():
                     [node("n", owner(queues=[queue]), owner(queues=[queue, {**queue, "shape": {"GPU": 1.0}}]))], 1)
     assert [(row["shape"], row["count"], row["leases"], row["reason"]) for row in page["queues"]] \
         == [({"CPU": 1.0}, 4, 2, ""), ({"GPU": 1.0}, 2, 1, ""), ({"CPU": 1.0}, 2, 0, "busy")]
+
+
+def test_what_the_head_says_of_a_demand_as_well_is_told_once():
+    queue = {"shape": {"GPU": 1.0}, "placement": [], "count": 2, "leases": 0, "reason": "no node has GPU: 1"}
+    seekers = [{**queue, "reason": AT_HEAD + queue["reason"]}, {**queue, "reason": f"{AT_HEAD}a node is sought"}]
+    page = document(head(seekers=seekers), [node("n", owner(queues=[queue]))], 1)
+    assert [row["reason"] for row in page["queues"]] == ["no node has GPU: 1", "at the head: a node is sought"]
 
 
 def test_dead_actors_come_last_and_what_is_left_out_is_counted():

@@ -99,7 +99,7 @@ def report(found: dict[str, list[Pass]]) -> str:
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--passes", type=int, default=60)
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()

@@ -325,7 +325,7 @@ def write(runs: dict[str, Run], tables: str) -> None:
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small strips, once; writes nothing")
     parser.add_argument("--actors", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)

@@ -277,7 +277,7 @@ def write(verdicts: Sequence[Verdict], text: str) -> None:
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="100 calls each, without peers; writes nothing")
     parser.add_argument("--calls", type=int, default=500, help="of each caller")
     parser.add_argument("--peers", default="ray,dask")

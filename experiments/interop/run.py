@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ ELSEWHERE = ("dataframe/dask_expr/tests/test_distributed.py",)  # computes on a 
 FILES_A_SHARD = 12
 SHARD_S, TEST_S = 3600, 300
 TAIL_CHARS = 2_000
+PLUGINS = ("pytest", "pytest_timeout")
 FAILED = ("failed", LOST)
 
 
@@ -135,6 +137,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="file for the tables")
     given = parser.parse_args()
     wanted = given.suite or [*SUITES, "executor"]
+    lacking = [name for name in PLUGINS if find_spec(name) is None]
+    if lacking and wanted != ["executor"]:
+        parser.error(f"Dask's tests need {' and '.join(lacking)}: pip install -e '.[test]'")
     suites = QUICK if given.quick else SUITES
     seen = compare({name: paths for name, paths in suites.items() if name in wanted})
     python = ""

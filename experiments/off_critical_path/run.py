@@ -273,7 +273,7 @@ def write(cells: Sequence[Cell], tables: str) -> None:
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="16 rounds, the longest delay; writes nothing")
     parser.add_argument("--actors", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=32)

@@ -194,7 +194,7 @@ def main() -> int:
     if sys.argv[1:2] == [VIEWER]:
         view(sys.argv[2])
         return 0
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cycles", type=int, default=12)
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()

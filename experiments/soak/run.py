@@ -44,7 +44,7 @@ def processes() -> dict[str, psutil.Process]:
 
 def main() -> int:
     """Measure and print; exit status 1 when something grew."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=1_000_000)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from math import isnan, nan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,11 +122,11 @@ def bins(arrivals: Sequence[Arrival]) -> list[tuple[float, list[float]]]:
 
 
 def latencies_ms(found: Run, is_victim: bool) -> tuple[float, float, float]:
-    """Median of the calm time before, median and largest of the seconds after the kills, by the way of a mapper."""
+    """Median of the calm time before, median and largest of the seconds after the kills, by a mapper; nan of none."""
     mine = [arrival for arrival in found.arrivals if (arrival.mapper == VICTIM) == is_victim]
     calm = [a.latency_s * 1e3 for a in mine if STEADY_AFTER_S < a.at_s < found.kills_s[0]]
     after = [a.latency_s * 1e3 for a in mine if any(at_s <= a.at_s < at_s + 1 for at_s in found.kills_s)]
-    return percentile(calm or [0.0], 50), percentile(after or [0.0], 50), max(after, default=0.0)
+    return percentile(calm or [nan], 50), percentile(after or [nan], 50), max(after, default=nan)
 
 
 def report(runs: Sequence[Run], load: Load, expected: Counter[str]) -> str:
@@ -139,9 +140,9 @@ def report(runs: Sequence[Run], load: Load, expected: Counter[str]) -> str:
     late = []
     for found in runs:
         for is_victim in (True, False):
-            calm, after, most = latencies_ms(found, is_victim)
             way = "the killed one" if is_victim else "the other"
-            late.append((found.mode.name, way, f"{calm:.1f}", f"{after:.1f}" if most else "-", f"{most:.1f}"))
+            late.append((found.mode.name, way, *("-" if isnan(one) else f"{one:.1f}"
+                                                 for one in latencies_ms(found, is_victim))))
     late_heads = ("recovery", "way through", "p50 before (ms)", "p50 in the seconds after", "longest then")
     words = stream.SENTENCE_WORDS * stream.BATCH_SENTENCES * SOURCES / load.every_s
     return (
@@ -188,7 +189,7 @@ def write(runs: Sequence[Run], load: Load, tables: str) -> None:
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three seconds; writes nothing")
     parser.add_argument("--seconds", type=float, default=12.0, help="how long the sources send")
     parser.add_argument("--every-ms", type=float, default=40.0, help="between two batches of a source")

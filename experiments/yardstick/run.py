@@ -258,7 +258,7 @@ def report(seen: dict[str, list[dict[str, float]]], rounds: int) -> str:
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", default="ray,dask")
     parser.add_argument("--out", type=Path)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from signal import Signals
 from typing import TYPE_CHECKING, Any
 
 from flowengine.actors import ActorHandle, ActorMethod
@@ -35,13 +36,23 @@ POINTS = (
     "actor.checkpoint.before_write", "actor.checkpoint.after_write",
 )  # fmt: skip
 kill = "kill"  # the action of at()
+NOT_DEADLY = {int(number): number.name for number in (
+    Signals.SIGCHLD, Signals.SIGCONT, Signals.SIGSTOP, Signals.SIGTSTP, Signals.SIGTTIN, Signals.SIGTTOU,
+    Signals.SIGURG, Signals.SIGWINCH)}
 
 
 def kill_worker(of: ObjectRef | ActorHandle | str, signal: int = 9) -> int:
-    """Send a signal to the worker that runs or ran the ref's task, or of this worker_id; gives its pid."""
+    """Send a signal to the worker that runs or ran the ref's task, or of this worker_id; gives its pid.
+
+    A worker that lives on for `stop_grace_s` gets SIGKILL. BadValue for a signal that is not for ending a process.
+    """
+    number = whole("signal", signal, 1, 64)
+    if number in NOT_DEADLY:
+        raise BadValue(f"signal {number} ({NOT_DEADLY[number]}) does not end a process; freeze and thaw stop a worker "
+                       "and let it go on")
     session = current_session()
     found, worker_id, pid = worker_of(session, of)
-    session.endpoint.send(found.address, m.ChaosOrdered("kill", worker_id, whole("signal", signal, 1, 64)))
+    session.endpoint.send(found.address, m.ChaosOrdered("kill", worker_id, number))
     return pid
 
 
@@ -73,7 +84,7 @@ def worker_of(session: Session, of: ObjectRef | ActorHandle | str) -> tuple[Node
     elif isinstance(of, str):
         worker_id = of
     else:
-        raise BadType(f"of must be a ref or a worker_id, not {of!r}")
+        raise BadType(f"of must be a ref, an actor or a worker_id, not {of!r}")
     end = time.monotonic() + START_PATIENCE_S
     while True:
         named = [(info, worker) for info in nodes(session) for worker in info.workers if worker.worker_id == worker_id]
@@ -107,8 +118,10 @@ def kill_node(node_id: str) -> None:
 
 
 def kill_head() -> None:
-    """Kill the head's process; the launcher or its operator starts it again."""
+    """Kill the head of a local engine, whose launcher starts it again; BadValue in a cluster, where others start it."""
     session = current_session()
+    if getattr(session, "connection", None) is not None:
+        raise BadValue("the head of a cluster was started by others: kill its process on its host")
     session.endpoint.send(session.node, m.ChaosOrdered("kill", "head", 9))
 
 
@@ -125,6 +138,8 @@ def heal(node_id: str) -> None:
 
 
 def _node(session: Session, node_id: str) -> NodeInfo:
+    if not isinstance(node_id, str):
+        raise BadType(f"node_id must be the id of a node, as in flow.nodes(), not {node_id!r}")
     found = {info.node_id: info for info in nodes(session)}
     if node_id not in found:
         raise BadValue(f"there is no node {node_id!r}; there are {', '.join(found) or 'none'}")
@@ -187,13 +202,13 @@ def plan(seed: int, kill_worker_every_s: float | None = None, lose_every_s: floa
     whole("seed", seed, 0, 1 << 62)
     session = current_session()
     ended = threading.Event()
-    harms = [(kill_worker_every_s, _kill_one), (lose_every_s, _lose_one)]
+    harms = {"kill_worker_every_s": (kill_worker_every_s, _kill_one), "lose_every_s": (lose_every_s, _lose_one)}
     threads = []
-    for number, (every_s, harm) in enumerate(harms):
+    for number, (name, (every_s, harm)) in enumerate(harms.items()):
         if every_s is None:
             continue
         chance = random.Random(seed * 2 + number)
-        period_s = real("interval", every_s, 0.001, 86_400)
+        period_s = real(name, every_s, 0.001, 86_400)
         threads.append(threading.Thread(target=_repeat, args=(session, ended, period_s, harm, chance), daemon=True))
     for thread in threads:
         thread.start()

@@ -36,6 +36,7 @@ class GroupWorld(World):
         self.formations = writer.formations()
         self.book = GroupBook()
         self.members: dict[str, Member] = {}  # those that live, or have come to their end
+        self.orders: dict[bytes, tuple[tuple[int, ...], ...]] = {}  # in which members' groups fold, by key
         self.saved: dict[bytes, Saved] = {}  # where members begin when they come again, by key
         self.waiting = 0  # members that are to come yet
         # Results may be gone with a host, or because too many are kept.

@@ -290,7 +290,7 @@ class Member(Peer):
         joined = GroupJoined(
             formation.name, self.size, self.rank, script.key, self.node.address, self.host, 1, formation.timeout_s,
             formation.on_failure, script.restored_s >= 0, self.seating, self.next_step,
-            self.world.lives[f"m{script.key.hex()}"],
+            self.world.lives[f"m{script.key.hex()}"], *self.world.orders.get(script.key, ()),
         )  # fmt: skip
         self.step(SeatAsked(SEAT, ticket, joined))
         formed = yield from self.wait(ticket)
@@ -309,6 +309,7 @@ class Member(Peer):
     def formed(self, event: GroupFormed) -> None:
         """Who sits where has changed."""
         self.rank, self.size, self.seating = event.rank, event.size, event.seating
+        self.world.orders[self.script.key] = (event.seating.order, event.seating.starts)  # a choice that is recorded
         self.world.book.formed(self.number, Seat(self.script.key, event.rank, event.size, event.seating))
 
     def checkpoint(self) -> None:

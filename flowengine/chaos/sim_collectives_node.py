@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FOLD_S = 0.0002
 OPEN_S = 0.0005
+EARLY_S = 120.0  # pieces wait so long for their course
 
 
 @dataclass(slots=True, eq=False)
@@ -262,6 +263,8 @@ class GroupNode(SimNode):
             return
         work = self.works.get(frame.op)
         if work is None or not work.is_open or frame.epoch > work.course.epoch:
+            if frame.op not in self.early:
+                self.world.clock.after(EARLY_S, self.run, self.end_early, frame.op)
             self.early.setdefault(frame.op, []).append((frame, piece))
             return
         line, post = work.course.lines[frame.line], work.course.posts[frame.target]
@@ -272,6 +275,11 @@ class GroupNode(SimNode):
         self.scratch_number -= 1
         work.scratch[self.scratch_number] = piece
         self.step(o.PieceCame(frame, self.scratch_number))
+
+    def end_early(self, op: bytes) -> None:
+        """A course that its ledger took to its grave does not come."""
+        if op not in self.machine.posts.works:
+            self.early.pop(op, None)
 
     def known_segments(self) -> int:
         """What is in memory, but for what a process wrote and did not come to tell of."""

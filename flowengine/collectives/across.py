@@ -6,9 +6,9 @@ them. What is broken is tried again where the inputs are then; after a few times
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
+import os
 import time
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
@@ -21,7 +21,7 @@ from flowengine.collectives.plan import best_piece_bytes, in_even_pieces
 from flowengine.collectives.posts_orders import HEAD_BYTES
 from flowengine.collectives.speeds import Speed, slowest
 from flowengine.collectives.totals import made_dtype
-from flowengine.collectives.tree import NO_STEP, degree, levels, parents
+from flowengine.collectives.tree import NO_STEP, Shape, degree, levels, parents
 from flowengine.core import messages as m
 from flowengine.core.ids import object_id
 from flowengine.objects import arrays
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TRIES = 3
+COURSE_FRACTION = 1 / 2  # of a store, for what it gives to a course and gets of it, which is all there at once
 ROUND_TRIP = -1  # in place of an epoch: the answer to a question that is asked to see how long it takes
 DEATH_TOLD_S = 2.0  # so long after the first news of it a death is known everywhere
 
@@ -43,16 +44,38 @@ class Spread(msgspec.Struct, frozen=True):
     nodes: dict[str, list[int]]
     kind: bytes
     nbytes: int
+    above: tuple[int, ...] = ()  # for each node that above it, once they are in the order of their tree
+
+    @property
+    def shape(self) -> Shape:
+        """In which order they are folded, wherever they are."""
+        return tuple([tuple(indices) for indices in self.nodes.values()]), self.above
 
 
-def reduced_across(session: Session, fold: str, refs: Sequence[ObjectRef]) -> m.Stored | None:
-    """The reduction as an object in the store of this host; None when its inputs are better fetched and folded here."""
+class Way(msgspec.Struct, frozen=True):
+    """How a reduction has gone, which decides its bits: so it goes again."""
+
+    shapes: list[Shape]  # of runs of its inputs; none: in their order
+    is_fused: bool = False
+
+
+def note_way(session: Session, way: Way) -> None:
+    """Remember it for another run of the task; where there is one node, all ways are the same."""
+    if len(session.nodes_seen) > 1:
+        session.note("way", 0, msgspec.msgpack.encode(way))
+
+
+def reduced_across(
+    session: Session, fold: str, refs: Sequence[ObjectRef], shape: Shape | None = None
+) -> m.Stored | None:
+    """The reduction as an object in the store of this host; None when its inputs are better fetched and folded here.
+
+    shape: in which it has to be folded; without one it is chosen, and noted.
+    """
     push = session.context.push
     if push is None or spread_of(session, fold, refs) is None:
         return None
-    # Of this attempt alone: what nodes still know of another one has nothing to do with it.
-    name = session.context.task + push.attempt.to_bytes(8, "big") + session.address.encode()
-    op = hashlib.blake2b(name, digest_size=16, person=b"flow-refs").digest()
+    op = os.urandom(16)  # of this run alone: what nodes still know of another one has nothing to do with it
     news: SimpleQueue[tuple[str, Any]] = SimpleQueue()
     session.courses.open[op] = news
     told: dict[str, None] = {}
@@ -60,6 +83,8 @@ def reduced_across(session: Session, fold: str, refs: Sequence[ObjectRef]) -> m.
         for number in range(TRIES):
             session.wait_ready([ref.oid for ref in dict.fromkeys(refs)], len(set(refs)), None)
             spread = spread_of(session, fold, refs)
+            if spread is not None:
+                spread = in_tree(session, spread) if shape is None else as_shaped(session, spread, refs, shape)
             if spread is None:
                 return None
             course = course_of(session, (op, number), fold, spread, refs)
@@ -72,6 +97,8 @@ def reduced_across(session: Session, fold: str, refs: Sequence[ObjectRef]) -> m.
             peer, broken = outcome(session, news, course)
             if broken is None:
                 learn(session, course, time.monotonic() - began)
+                if shape is None:
+                    note_way(session, Way([spread.shape]))
                 return m.Stored(spread.nbytes + HEAD_BYTES, (session.node,), (), spread.kind)
             log.warning("a reduction of %d arrays is tried again: %s: %s", len(refs), peer, broken.reason)
             if not can_go_on(session, news, peer, broken):
@@ -81,6 +108,28 @@ def reduced_across(session: Session, fold: str, refs: Sequence[ObjectRef]) -> m.
         del session.courses.open[op]
         for node in told:
             session.endpoint.send(node, m.StepEnded(op))
+
+
+def runs_of(session: Session, fold: str, refs: Sequence[ObjectRef]) -> list[list[ObjectRef]]:
+    """The inputs in runs for a course each, as the stores have room for; none when they are better fetched.
+
+    Other nodes' stores are taken to be as large as that of this host.
+    """
+    spread = spread_of(session, fold, refs) if session.context.push is not None else None
+    fits = int(session.store_limit_bytes * COURSE_FRACTION) // spread.nbytes if spread is not None else 0
+    if spread is None or fits < 2:
+        return []
+    place = {index: node for node, indices in spread.nodes.items() for index in indices}
+    runs: list[list[ObjectRef]] = []
+    taken: dict[str, int] = {}
+    for index, ref in enumerate(refs):
+        node = place[index]
+        if not runs or taken.get(node, 0) == fits:
+            runs.append([])
+            taken = {session.node: 1}  # the result
+        runs[-1].append(ref)
+        taken[node] = taken.get(node, 0) + 1
+    return runs
 
 
 def spread_of(session: Session, fold: str, refs: Sequence[ObjectRef]) -> Spread | None:
@@ -97,10 +146,10 @@ def spread_of(session: Session, fold: str, refs: Sequence[ObjectRef]) -> Spread 
         return None
     nodes: dict[str, list[int]] = {}
     for index, value in enumerate(values):
-        living = [node for node in value.nodes if node not in session.owner.dead]
-        if not living:
+        having = living(session, value)
+        if not having:
             return None
-        node = session.node if session.node in living else next((one for one in living if one in nodes), living[0])
+        node = session.node if session.node in having else next((one for one in having if one in nodes), having[0])
         nodes.setdefault(node, []).append(index)
     here = nodes.pop(session.node, [])
     if not nodes:
@@ -109,25 +158,50 @@ def spread_of(session: Session, fold: str, refs: Sequence[ObjectRef]) -> Spread 
     return Spread(nodes, kind, nbytes)
 
 
+def in_tree(session: Session, spread: Spread) -> Spread:
+    """The nodes in a tree with this one at its root, whose degree follows from what is measured."""
+    others = list(spread.nodes)[:-1]
+    speed = slowest(session.courses.speeds, others)
+    above = parents(len(others) + 1, degree(len(others), spread.nbytes, speed.latency_s, speed.bytes_per_s))
+    root = above.index(-1)
+    order = (*others[:root], session.node, *others[root:])
+    return msgspec.structs.replace(spread, nodes={node: spread.nodes[node] for node in order}, above=above)
+
+
+def as_shaped(session: Session, spread: Spread, refs: Sequence[ObjectRef], shape: Shape) -> Spread | None:
+    """The nodes in a tree that was told; None when the inputs are not where they would have to be for that."""
+    slots, above = shape
+    nodes: dict[str, list[int]] = {}
+    for indices, parent in zip(slots, above, strict=True):
+        having = [living(session, session.owner.value_of(refs[index].oid)) for index in indices]
+        wanted = [session.node] if parent < 0 else [node for node in having[0] if node != session.node]
+        node = next((one for one in wanted if one not in nodes and all(one in each for each in having)), None)
+        if node is None:
+            return None
+        nodes[node] = list(indices)
+    return msgspec.structs.replace(spread, nodes=nodes, above=above)
+
+
+def living(session: Session, value: m.Value | None) -> list[str]:
+    """The nodes that have a value."""
+    return [node for node in value.nodes if node not in session.owner.dead] if type(value) is m.Stored else []
+
+
 def course_of(
     session: Session, name: tuple[bytes, int], fold: str, spread: Spread, refs: Sequence[ObjectRef]
 ) -> m.Course:
-    """The way of the inputs through their nodes to this one, by a tree whose degree follows from what is measured."""
-    (op, epoch), push = name, session.context.push
+    """The way of the inputs through their nodes, which are in a tree, to this one."""
+    (op, epoch), push, above = name, session.context.push, spread.above
     assert push is not None
     dtype, shape = arrays.read_kind(spread.kind)
-    others = list(spread.nodes)[:-1]
-    speed = slowest(session.courses.speeds, others)
-    each = degree(len(others), spread.nbytes, speed.latency_s, speed.bytes_per_s)
-    above = parents(len(others) + 1, each)
-    root = above.index(-1)
     posts = []
-    for node in (*others[:root], session.node, *others[root:]):
-        gives = tuple([(index, refs[index].oid) for index in spread.nodes[node]])
+    for node, indices in spread.nodes.items():
+        gives = tuple([(index, refs[index].oid) for index in indices])
         made = (object_id(push.spec.id, 0), spread.nbytes) if node == session.node else (b"", 0)
         posts.append(m.Post(node, gives, *made))
     edges = tuple([(slot, parent) for slot, parent in enumerate(above) if parent >= 0])
-    hops = levels(len(others), each)
+    root, each = above.index(-1), max([above.count(slot) for slot in range(len(above))])
+    hops = levels(len(edges), each)
     piece_bytes = best_piece_bytes(spread.nbytes * each, hops, session.config.collective_piece_bytes)
     line = in_even_pieces(m.Line(0, 0, spread.nbytes, spread.nbytes, dtype, root, edges), piece_bytes)
     return m.Course(
@@ -162,7 +236,10 @@ def outcome(
 def can_go_on(session: Session, news: SimpleQueue[tuple[str, Any]], peer: str, broken: m.CourseBroken) -> bool:
     """See to it that what broke a course is known here; False when another one would break in the same way."""
     if broken.gift:
-        session.step(m.ObjectMissing(broken.gift, (peer,), broken.reason))
+        reason = broken.reason.removeprefix(f"{broken.gift.hex()}: ")
+        if reason.startswith(("StoreFull", "OutOfDisk")):
+            return False  # it is there, on disk
+        session.step(m.ObjectMissing(broken.gift, (peer,), reason))
         return True
     end = time.monotonic() + DEATH_TOLD_S
     while broken.kind == "peer" and broken.peer not in session.owner.dead:

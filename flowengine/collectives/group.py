@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from flowengine.collectives.forms import Given, Opened, for_fold, value_of
-from flowengine.collectives.ledger_headers import FOLDS, ON_FAILURE
-from flowengine.core.collective import WHOLE, GroupFormed, Header, JoinRefused, Layout, Seating, Step, StepDone
+from flowengine.collectives.ledger_headers import EPOCH_STEPS, FOLDS, ON_FAILURE
+from flowengine.core.collective import WHOLE, GroupFormed, Header, JoinRefused, Layout, Order, Seating, Step, StepDone
 from flowengine.errors import (
     BadType,
     BadValue,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 RANKS_MAX = 1_000_000
 TIMEOUT_S_MAX = 1e9
-EPOCH_STEPS = 1 << 32  # numbers of sends of one numbering of the ranks
 NO_MEMBERS = "a replay in this process has no other members: operations of groups are not replayed"
 KINDS: dict[str, type[FlowError]] = {
     "mismatch": CollectiveMismatch, "timeout": CollectiveTimeout, "lost": MemberLost, "behind": MemberLost,
@@ -41,7 +40,7 @@ KINDS: dict[str, type[FlowError]] = {
 }  # fmt: skip
 KEPT = (
     "name", "home", "key", "timeout_s", "on_failure", "restorable", "is_formed", "next_step", "pairs", "first_pair",
-    "refusal"
+    "left", "refusal", "former"
 )  # fmt: skip
 
 
@@ -72,6 +71,7 @@ class Group:
     home = b""  # the actor, task or program that joined
     key = b""  # this seat, by a name that a re-run has again
     restorable = False
+    former: Order = ()  # in which the group folds, or one that these ranks were before
 
     def __init__(self, size: int, rank: int) -> None:
         self.members: Membership | None = None
@@ -117,6 +117,7 @@ class Group:
         elif news.size < self.place.size:  # ranks have new numbers
             self.pairs, self.first_pair = {}, news.seating.epoch * EPOCH_STEPS
         self.place = Place(news.size, news.rank, news.seating)
+        self.former = (news.seating.order, news.seating.starts)
 
     def seated(self) -> Membership:
         """The shell of this process, when the group is formed; raises when the caller is not its member."""
@@ -150,6 +151,30 @@ class Group:
             self.members.leave(self.seat)
         self.left = True
 
+    def replaced(self) -> None:
+        """Its member has joined again: this one must not take the seat from the other."""
+        self.left, self.refusal = True, ("usage", f"rank {self.rank} has joined again: use what that join returned")
+
+    def again(self, name: str) -> Group:
+        """The same seat in a new group, which folds in the order of this one, wherever its members sit now."""
+        self.leave()
+        group = Group(self.place.size, self.rank)
+        group.name, group.timeout_s, group.on_failure = name, self.timeout_s, self.on_failure
+        group.former = self.former
+        group.sit()
+        return group
+
+    def sit(self) -> None:
+        """Take the seat and return when all are taken."""
+        session = Current.session or start_default()
+        members: Membership | None = session.membership
+        if members is not None:  # else this is a replay, which may get along without operations
+            number = members.next_join()
+            self.home, self.key, self.restorable = members.home(), members.key_of(number), members.is_restorable()
+            self.former = members.order_of(number) or self.former
+            self.seated()
+            members.note_order(number, self.former)
+
     def fall_behind(self, reason: str) -> None:
         """The others have done a step that this member cannot do: none of its later ones may mix with theirs."""
         self.leave()
@@ -171,7 +196,7 @@ class Group:
         members = Current.session.membership if Current.session is not None else None
         if members is not None and members.home() == self.home:
             self.members = members
-            if self.refusal is None:
+            if not self.left and self.refusal is None:
                 members.sit(self)  # the others wait for it
 
     def __repr__(self) -> str:
@@ -373,13 +398,9 @@ def join(name: str, world_size: int, rank: int, *, timeout_s: float = 30.0, on_f
     limit_s = real("timeout_s", timeout_s, 0.001, TIMEOUT_S_MAX)
     if on_failure not in ON_FAILURE:
         raise BadValue(unknown_name("way on_failure", on_failure, ON_FAILURE))
-    session = Current.session or start_default()
     group = Group(size, rank)
     group.name, group.timeout_s, group.on_failure = name, limit_s, on_failure
-    members: Membership | None = session.membership
-    if members is not None:  # else this is a replay, which may get along without operations
-        group.home, group.key, group.restorable = members.home(), members.new_key(), members.is_restorable()
-        group.seated()
+    group.sit()
     return group
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
-from flowengine.core.collective import WHOLE, Header, Step
+import msgspec
+
+from flowengine.core.collective import WHOLE, ArrayPart, Header, Step
 
 from .plan_ways import items
 
@@ -15,8 +18,11 @@ EMPTY = ("barrier", "admit")
 FOLDS = ("sum", "prod", "min", "max", "mean")
 ON_FAILURE = ("recover", "shrink", "raise")
 FROM_ROOT = ("broadcast", "scatter")
+DEALT = ("scatter", "alltoall")  # one item for each rank
 RECEIVING = "recv"
+EPOCH_STEPS = 1 << 32  # numbers of sends of one numbering of the ranks
 PARTS_SHOWN = 4
+FORM_SHOWN = 200  # characters
 RANKS_SHOWN = 16
 KIND_NAMES = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
 FOLDED_KINDS = "biufc"
@@ -41,7 +47,9 @@ def ranks_text(ranks: Iterable[int]) -> str:
 def step_text(step: Step) -> str:
     """A step in words."""
     source, target, number = step
-    return f"step {number}" if source == WHOLE else f"step {number} from rank {source} to rank {target}"
+    if source == WHOLE:
+        return f"step {number}"
+    return f"step {number % EPOCH_STEPS} from rank {source} to rank {target}"
 
 
 def dtype_text(dtype: str) -> str:
@@ -60,13 +68,38 @@ def header_text(header: Header) -> str:
     if header.root >= 0:
         details.append(f"root {header.root}")
     asked = f"{header.op}({', '.join(details)})" if details else header.op
-    shown = [f"{dtype_text(part.dtype)} {_shape_text(part.shape)}" for part in header.parts[:PARTS_SHOWN]]
+    shown = [_part_text(part) for part in header.parts[:PARTS_SHOWN]]
     if len(header.parts) > PARTS_SHOWN:
         shown.append(f"{len(header.parts) - PARTS_SHOWN} more")
     if not shown and header.form in ("", "*"):
         return asked
-    form = "" if header.form in ("", "*") else f"{header.form}: "
+    form = "" if header.form in ("", "*") else f"{_clipped(header.form)}: "
     return f"{asked} of {form}{', '.join(shown)}"
+
+
+def hidden_difference(one: Header, other: Header) -> str:
+    """Where arrays and forms of two first differ, if `header_text` does not show it."""
+    found = []
+    if one.form != other.form and max(len(one.form), len(other.form)) > FORM_SHOWN:
+        pairs = enumerate(zip(one.form, other.form, strict=False))
+        at = next((at for at, (mine, theirs) in pairs if mine != theirs), min(len(one.form), len(other.form)))
+        begin = max(0, at - FORM_SHOWN // 4)
+        mine, theirs = [form[begin : begin + FORM_SHOWN // 2] for form in (one.form, other.form)]
+        found.append(f"forms differ first at ...{mine}... and ...{theirs}...")
+    for number, (part, another) in enumerate(zip(one.parts, other.parts, strict=False)):
+        if (part.dtype, part.shape) != (another.dtype, another.shape):
+            if number >= PARTS_SHOWN:
+                found.append(f"array {number} is {_part_text(part)} and {_part_text(another)}")
+            break
+    return "; ".join(found)
+
+
+def _clipped(form: str) -> str:
+    return form if len(form) <= FORM_SHOWN else f"{form[: FORM_SHOWN - 3]}..."
+
+
+def _part_text(part: ArrayPart) -> str:
+    return f"{dtype_text(part.dtype)} {_shape_text(part.shape)}"
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:
@@ -88,9 +121,13 @@ def mismatch(name: str, step: Step, headers: Mapping[int, Header]) -> str:
     if len(given) > RANKS_SHOWN:
         given[RANKS_SHOWN:] = [f"{len(given) - RANKS_SHOWN} more"]
     listed = "; ".join(given)
+    where = ""
+    if any(what in differences for what in ("form", "dtype", "shape")):
+        hidden = [hidden_difference(one, other) for one, other in pairwise(header for header in same if header.form)]
+        where = next((f" ({text})" for text in hidden if text), "")
     return (
         f"ranks of group {name!r} did not ask for the same at {step_text(step)}: {listed}: "
-        f"they differ in {', '.join(differences)}"
+        f"they differ in {', '.join(differences)}{where}"
     )
 
 
@@ -178,6 +215,18 @@ def _fold_refusal(header: Header, size: int) -> str:
 
 def _kind(dtype: str) -> str:
     return dtype.lstrip("<=|>")[:1]
+
+
+def dealt_to(header: Header, stays: Sequence[bool]) -> Header:
+    """The same without the items for ranks that do not stay; their bytes are left where they lie."""
+    if header.op not in DEALT or not header.form or all(stays):
+        return header
+    dealt = list(items(header))
+    if len(dealt) != len(stays):
+        return header  # it is refused
+    kept = [item for item, is_kept in zip(dealt, stays, strict=True) if is_kept]
+    form = f"[{', '.join(form for form, _ in kept)}]"
+    return msgspec.structs.replace(header, form=form, parts=tuple(part for _, parts in kept for part in parts))
 
 
 # --- who gives and who takes ----------------------------------------------------------------------

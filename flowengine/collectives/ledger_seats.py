@@ -199,7 +199,9 @@ class SeatKeeper:
         later = [seat for seat in ledger.everybody() if seat.rank >= ledger.size]
         ledger.formed, ledger.epoch, ledger.due_s = True, 1, inf
         seating = seating_of(ledger.group, 1, [seat.node for seat in seats])
-        ledger.rosters = [Roster(1, seats, seating.order, seating.starts)]
+        formers = [seat.joined for seat in seats if len(seat.joined.order) == ledger.size]
+        like = formers[0] if formers else seating
+        ledger.rosters = [Roster(1, seats, like.order, like.starts)]
         ledger.seats = {}
         ledger.nodes = dict.fromkeys(seat.node for seat in seats)
         for seat in seats:
@@ -291,6 +293,9 @@ class SeatKeeper:
                 self._away(ledger, seats, NODE_LOST, now)
             if ledger.asked.pop(node, 0) is None and not ledger.asked:
                 self._adopted(ledger, now)
+            elif ledger.adopted and not ledger.asked:
+                self._bury_unheard(ledger, now)
+                self.steps.review(ledger, now)
         self.next_lives(now)
 
     def left(self, group: bytes, rank: int, now: float, sender: str) -> None:
@@ -458,8 +463,18 @@ class SeatKeeper:
                 self.steps.arm(ledger, now + ledger.timeout_s, now)
         self._tell_all(ledger)
         self.steps.adopted(ledger, now)
+        self._bury_unheard(ledger, now)
         self.steps.review(ledger, now)
         self._seat_early(ledger, now)
+
+    def _bury_unheard(self, ledger: Ledger, now: float) -> None:
+        """Who sat on a node that is dead, and was not heard of since the former ledger was lost, is lost too."""
+        lives = self.steps.courses.lives
+        lost = [seat for seat in ledger.roster.seats if seat.unknown and seat.node and not lives(seat.node)]
+        for seat in lost:
+            seat.reason = NODE_LOST
+        for seat in lost if ledger.on_failure == "shrink" else ():
+            self._shrink(ledger, seat, now)
 
     def _seat_early(self, ledger: Ledger, now: float) -> None:
         """Who came without knowing the seat that it had, before those who knew of it, has it now."""

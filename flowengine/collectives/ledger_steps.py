@@ -25,7 +25,7 @@ from flowengine.core.node_desk import Desk
 
 from .ledger_courses import Courses
 from .ledger_early import Early
-from .ledger_headers import EMPTY, gives, mismatch, refusal, step_text, takes
+from .ledger_headers import EMPTY, dealt_to, gives, mismatch, refusal, step_text, takes
 from .ledger_state import (
     ASKING,
     DONE,
@@ -583,8 +583,11 @@ def _result_of(book: Book, rank: int) -> Result | None:
 
 
 def _in_terms_of(roster: Roster, known: Roster, header: Header) -> Header:
-    """The root of a header by the ranks of another roster; -1 when it is none of them."""
-    if known is roster or not 0 <= header.root < len(known.seats):
+    """What was asked for by the ranks of another roster; a root that is none of them is -1."""
+    if known is roster:
+        return header
+    header = dealt_to(header, [roster.rank_of(seat) >= 0 for seat in known.seats])
+    if not 0 <= header.root < len(known.seats):
         return header
     return msgspec.structs.replace(header, root=roster.rank_of(known.seats[header.root]))
 

@@ -36,12 +36,14 @@ def gone(ledger: Ledger, seat: Seat, now: float) -> str:
     again = f", attempt {seat.attempt}" if seat.attempt > 1 else ""
     died = f"{who} died ({seat.where()}{again}){why}"
     is_over = now >= seat.lost_s + ledger.timeout_s
+    if seat.unknown and seat.reason and ledger.on_failure != "recover":
+        return f"{who} was lost with the node that kept the group's ledger{why}"
     if seat.unknown:
         return f"{who} was not heard of after the node that kept the group's ledger was lost" if is_over else ""
     if ledger.on_failure != "recover":
         return died
     if not seat.joined.restorable:
-        return f"{died}; nothing starts it again"
+        return f"{died}; nothing repeats its steps"
     return f"{died}; it did not come back within {seconds_text(ledger.timeout_s)}" if is_over else ""
 
 

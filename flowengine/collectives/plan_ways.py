@@ -5,6 +5,7 @@ Nothing here knows where members sit, so that an operation gives the same bits w
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import re
@@ -101,6 +102,7 @@ def seating(group: bytes, epoch: int, nodes: Sequence[str]) -> Seating:
 # --- bytes of arrays ------------------------------------------------------------------------------
 
 
+@functools.cache
 def item_bytes(dtype: str) -> int:
     """Bytes of one element, from numpy's name of its type."""
     found = re.match(r"[<>|=]?([A-Za-z?])(\d*)", dtype)

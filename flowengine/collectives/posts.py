@@ -30,6 +30,7 @@ from flowengine.core.messages import (
     SpaceReturned,
 )
 from flowengine.core.node_desk import Desk
+from flowengine.core.node_objects import mib
 from flowengine.core.node_store import Store
 
 from .plan_ways import result_name
@@ -138,16 +139,29 @@ class Posts(Pieces):
     def _ask(self, work: Work, now: float) -> None:
         """Ask the store for room and for what was given."""
         me, out = self.desk.me, self.desk.out
+        self._look_for_gifts(work, now)
         for result in work.results.values():
-            if result.state == "asked":
+            if result.state == "asked" and work.state == "begun":
                 self._requests += 1
                 work.asks[self._requests] = result.oid
                 self._asked[self._requests] = (work.course, result.object_bytes)
                 out.send(me, SpaceAsked(self._requests, result.object_bytes))
-        self._look_for_gifts(work, now)
+
+    def _is_too_much(self, work: Work) -> bool:
+        """Whether what is given and made here can never be in memory at once; the course is broken then."""
+        given = [self.store.entries[oid].size_bytes for oid in work.gifts if oid in self.store.entries]
+        need_bytes = sum(given) + sum([result.object_bytes for result in work.results.values()])
+        if need_bytes <= self.store.limit_bytes:
+            return False
+        need, limit = mib(need_bytes), mib(self.store.limit_bytes)
+        reason = f"the step needs {need} at once, and the limit of the store is {limit}"
+        self.broken(work, "store", "", f"{reason}; give init a larger object_store_bytes")
+        return True
 
     def _look_for_gifts(self, work: Work, now: float) -> None:
         """Have those brought back that are not in memory, or not any more."""
+        if self._is_too_much(work):
+            return
         for oid in work.gifts:
             entry = self.store.entries.get(oid)
             if oid in work.awaited:

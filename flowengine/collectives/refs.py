@@ -6,6 +6,7 @@ and errors go the way of all tasks. It gets the references and not the values: i
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,11 @@ from flowengine.errors import BadType, BadValue
 from flowengine.functions import Plan, pack_call, results_of
 from flowengine.options import task_options, unknown_name, whole
 from flowengine.refs import ObjectRef, checked
-from flowengine.scheduling import node, soft
+from flowengine.scheduling.placement import ANYWHERE, FEW
+from flowengine.scheduling.policies import Policy
 
 if TYPE_CHECKING:
+    from flowengine.collectives.tree import Shape
     from flowengine.runtime.session import Session
 
 Op = str | Callable[[Any, Any], Any]
@@ -37,19 +40,28 @@ def reduce(refs: Iterable[ObjectRef], op: Op = "sum", num_inputs: int | None = N
     if count < len(found) and len({ref.oid for ref in found}) < len(found):
         raise BadValue("the same ref is given twice: which of them would be among the first is not defined")
     session = checked(found[0])
-    plan = _plan(session, op)
-    spec, held = pack_call(plan, tuple(found), {})
-    if count < len(found):
-        spec = msgspec.structs.replace(spec, enough=count)
-    session.submit(spec, plan.blob)
-    del held  # it lives until the owner has noted the task
-    ref: ObjectRef = results_of(session, spec)
-    return ref
+    return _submit(session, _plan(session, op), found, count)
 
 
 def allreduce(refs: Iterable[ObjectRef], op: Op = "sum") -> ObjectRef:
     """The same as reduce over all of refs, for a value that many processes read: they pass it on to each other."""
     return reduce(refs, op)
+
+
+def reduce_part(refs: list[ObjectRef], op: str, shape: Shape) -> ObjectRef:
+    """A part of a reduction, folded in the shape."""
+    session = checked(refs[0])
+    return _submit(session, _new_plan(session, Reduction(op, shape), op), refs, len(refs))
+
+
+def _submit(session: Session, plan: Plan, refs: list[ObjectRef], count: int) -> ObjectRef:
+    spec, held = pack_call(plan, tuple(refs), {})
+    if count < len(refs):
+        spec = msgspec.structs.replace(spec, enough=count)
+    session.submit(spec, plan.blob)
+    del held  # it lives until the owner has noted the task
+    ref: ObjectRef = results_of(session, spec)
+    return ref
 
 
 def _inputs(refs: Any) -> list[ObjectRef]:
@@ -71,18 +83,27 @@ def _plan(session: Session, op: Any) -> Plan:
         if op not in FOLDS:
             raise BadValue(unknown_name("reduction", op, FOLDS))
         if op not in _plans or _plans[op].session is not session:
-            _plans[op] = _new_plan(session, op, op)
+            _plans[op] = _new_plan(session, Reduction(op), op)
         return _plans[op]
     if not callable(op):
         raise BadType(f"op must be one of {', '.join(FOLDS)}, or a function of two values, not {op!r}")
-    return _new_plan(session, op, getattr(op, "__name__", type(op).__name__))
+    name = getattr(op, "__name__", type(op).__name__)
+    if hasattr(op, "remote") or inspect.iscoroutinefunction(op):
+        kind = "remote" if hasattr(op, "remote") else "async"
+        raise BadType(f"op must be a plain function, which the reduction calls itself: {name} is {kind}")
+    return _new_plan(session, Reduction(op), name)
 
 
-def _new_plan(session: Session, op: Op, name: str) -> Plan:
+def _new_plan(session: Session, reduction: Reduction, name: str) -> Plan:
     # Here, where it will be read, if there is room. That is also a placement of its own: with others' a reduction would
     # wait behind their tasks on the same leases.
-    options = task_options({"num_cpus": 0, "placement": soft([node(session.node_id)])})
-    return Plan(session, Reduction(op), options, f"reduce {name}")
+    options = task_options({"num_cpus": 0, "placement": near(session.node_id)})
+    return Plan(session, reduction, options, f"reduce {name}")
+
+
+def near(node_id: str) -> Policy:
+    """At a node if there is room, and few at once: each of many reductions would have a process started for it."""
+    return Policy((node_id, FEW, ANYWHERE))
 
 
 class Reduction:
@@ -90,10 +111,13 @@ class Reduction:
 
     by_reference = True
 
-    def __init__(self, op: Op) -> None:
+    def __init__(self, op: Op, shape: Shape | None = None) -> None:
         self.op = op
+        self.shape = shape  # in which the inputs have to be folded
 
     def __call__(self, *inputs: Any) -> Any:
         from .reducing import folded_by, reduced  # a program that only asks for reductions needs none of it
 
-        return reduced(self.op, inputs, reduce) if isinstance(self.op, str) else folded_by(self.op, inputs)
+        if isinstance(self.op, str):
+            return reduced(self.op, inputs, self.shape, reduce_part)
+        return folded_by(self.op, inputs)

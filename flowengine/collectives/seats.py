@@ -29,6 +29,7 @@ from ..core.collective import (
 from ..core.commands import Command, Send, SetTimer
 from ..core.parts import Message
 from ..core.talk import PeerLost
+from .ledger_headers import dealt_to
 
 ALL_STEPS = 1 << 62  # passed: nothing will be repeated
 
@@ -135,11 +136,32 @@ class Seat(msgspec.Struct):
     passed: int = 0
     leaving: bool = False  # it is given up when nothing is open
     open: dict[Step, Open] = {}
+    former: list[Seating] = []  # those of other members, as they were last; the oldest first
 
     @property
     def group(self) -> bytes:
         """The formation; empty before it is known."""
         return self.seating.group if self.seating is not None else b""
+
+    def sits(self, seating: Seating) -> None:
+        """Who sits where from now on."""
+        if self.seating is not None and self.seating.keys != seating.keys:
+            self.former.append(self.seating)
+        self.seating = seating
+
+    def given_now(self, given: StepGiven) -> StepGiven:
+        """The same by the ranks of now."""
+        now = self.seating
+        if now is None:
+            return given
+        keys = next((former for former in self.former if given.epoch <= former.epoch), now).keys
+        header = given.header
+        if keys != now.keys:
+            header = dealt_to(header, [key in now.keys for key in keys])
+            if 0 <= header.root < len(keys):
+                root = now.keys.index(keys[header.root]) if keys[header.root] in now.keys else -1
+                header = msgspec.structs.replace(header, root=root)
+        return msgspec.structs.replace(given, rank=self.rank, epoch=now.epoch, header=header)
 
 
 class Ledger(msgspec.Struct):
@@ -264,7 +286,8 @@ class Seats:
                 return  # it was overtaken
             if event.seating.group != seat.group:
                 self.fail(seat, "lost", f"group {event.name!r} was formed anew, and nobody knows its earlier steps")
-        seat.seating, seat.rank, seat.formed = event.seating, event.rank, True
+        seat.sits(event.seating)
+        seat.rank, seat.formed = event.rank, True
         seat.joined = msgspec.structs.replace(seat.joined, size=event.size)
         self.out.append(Formed(seat.number, event))
         self.tell_all(seat, event)
@@ -393,8 +416,7 @@ class Seats:
         if seat.passed:
             self.out.append(Send(address, self.passing(seat)))
         for open_ in seat.open.values():
-            if seat.seating is not None:
-                open_.given = msgspec.structs.replace(open_.given, rank=seat.rank, epoch=seat.seating.epoch)
+            open_.given = seat.given_now(open_.given)
             self.out.append(Send(address, open_.given))
 
     def node_taken(self, event: NodeTaken) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,14 +11,14 @@ import numpy as np
 
 from flowengine.collectives.folds import FOLDS
 from flowengine.collectives.forms import Given, Opened, closed
-from flowengine.collectives.ledger_headers import header_text
-from flowengine.errors import BadType, CollectiveMismatch
+from flowengine.collectives.ledger_headers import header_text, hidden_difference
+from flowengine.errors import BadType, BadValue, CollectiveMismatch
 from flowengine.objects import arrays, codec
 from flowengine.objects.copying import PAIR_BYTES_MIN, in_two
 
 Array = np.ndarray[Any, Any]
 
-SLICE_BYTES = 128 << 10
+SLICE_BYTES = 256 << 10
 
 
 class Total:
@@ -32,26 +34,33 @@ class Total:
 
     def add(self, batch: Sequence[tuple[str, Any]]) -> None:
         """Fold named values in, in their order; raises CollectiveMismatch with the name of one that is not like it."""
-        if self.last:
-            self.fold_last()
-        else:
+        self.fold_last()
+        if not self.count:
             self.is_array = type(batch[0][1]) is np.ndarray
         self.last = list(zip(*[self.taken(name, value).arrays for name, value in batch], strict=True))
         self.count += len(batch)
 
     def fold_last(self) -> None:
-        """Fold what came last."""
+        """Fold what came last, and let go of it."""
+        if not self.last:
+            return
         fresh = not self.arrays
         if fresh:
             self.arrays = [np.empty(given[0].shape, made_dtype(self.fold, given[0].dtype)) for given in self.last]
         for out, given in zip(self.arrays, self.last, strict=True):
             fold_arrays(FOLDS[self.fold], out, given, fresh)
+        self.last = []
 
     def taken(self, name: str, value: Any) -> Opened:
         """The value taken apart, if it is like the first."""
-        opened = Opened(value, "reduce")
+        try:
+            opened = Opened(value, "reduce")
+        except (BadType, BadValue) as error:
+            raise type(error)(f"{name}: {error}") from None
         if self.first is None:
-            self.first = name, opened
+            hollow = copy.copy(opened)  # what it is, without its memory
+            hollow.arrays = [np.broadcast_to(np.empty((), array.dtype), array.shape) for array in opened.arrays]
+            self.first = name, hollow
             return opened
         first_name, first = self.first
         alike = opened.form == first.form and all(
@@ -59,17 +68,15 @@ class Total:
             for mine, theirs in zip(opened.arrays, first.arrays, strict=True)
         )
         if not alike:
-            given = f"{name}: {self.described(opened)}; {first_name}: {self.described(first)}"
-            raise CollectiveMismatch(f"the inputs do not fit together: {given}")
+            header, like = [Given(one).header("reduce", self.fold) for one in (opened, first)]
+            given = f"{name}: {header_text(header)}; {first_name}: {header_text(like)}"
+            where = hidden_difference(header, like)
+            raise CollectiveMismatch(f"the inputs do not fit together: {given}{where and f' ({where})'}")
         return opened
 
-    def described(self, opened: Opened) -> str:
-        """What an input is, in words."""
-        return header_text(Given(opened).header("reduce", self.fold))
-
-    def to_store(self) -> Any:
-        """The result as a task may return it: one array is made only where it is stored."""
-        if self.is_array and self.last[0][0].size:
+    def to_store(self, room_bytes: float = math.inf) -> Any:
+        """The result as a task may return it: one array is made only where it is stored, beside the last inputs."""
+        if self.is_array and 0 < self.last[0][0].nbytes * (len(self.last[0]) + 1) <= room_bytes:
             return Unwritten.packed(self)
         return self.result()
 

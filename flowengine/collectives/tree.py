@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..core.collective import WHOLE
 
 NO_STEP = (WHOLE, WHOLE, 0)  # of no group
+Shape = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]  # the inputs that each slot gives, and the slot above each
 
 
 def levels(count: int, degree: int) -> int:
@@ -29,6 +30,14 @@ def fold_s(count: int, degree: int, nbytes: int, latency_s: float, bytes_per_s: 
 def degree(count: int, nbytes: int, latency_s: float, bytes_per_s: float) -> int:
     """The degree of the tree that is soonest done: 1 is a chain, best for much; count a star, best for little."""
     return min(range(1, max(count, 1) + 1), key=lambda each: fold_s(count, each, nbytes, latency_s, bytes_per_s))
+
+
+def upwards(above: tuple[int, ...]) -> list[int]:
+    """The slots of a tree, each behind all that are below it."""
+    order = [above.index(-1)]
+    for slot in order:
+        order += [child for child, parent in enumerate(above) if parent == slot]
+    return order[::-1]
 
 
 def parents(slots: int, degree: int) -> tuple[int, ...]:

@@ -60,6 +60,7 @@ class ActorAt(Message, frozen=True):
     error: bytes = b""
     worker_id: str = ""
     node_id: str = ""
+    interrupted: bytes = b""  # the call that ran, or had run, when it died
 
 
 class ActorHere(Message, frozen=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from .parts import Message, Record
 
 Step = tuple[int, int, int]
+Order = tuple[tuple[int, ...], ...]  # in which ranks are folded: order and starts of a Seating
 WHOLE = -1  # source and target of a step of all members
 ENTRY = "collective/"  # before the name of a group, among the names at the head: the node that keeps its ledger
 
@@ -68,6 +69,8 @@ class GroupJoined(Message, frozen=True):
     seating: Seating | None = None  # what it knew, when it sat here before
     next_step: int = 0  # the number of its next step of the whole group
     life: int = 0  # how often the actor or task was begun: who comes later has the higher number; 0: it is not known
+    order: tuple[int, ...] = ()  # of a group that these ranks were before: this one folds as that did
+    starts: tuple[int, ...] = ()
 
 
 class GroupFormed(Message, frozen=True):

@@ -21,6 +21,7 @@ BUNDLES_MAX = 50
 PLACES_MAX = 16
 FAILURES_MAX = 20
 WRITES_LOOKED_AT_MAX = 200
+AT_HEAD = "at the head: "
 WRITES: frozenset[type] = frozenset((WriteJournal,))
 
 
@@ -28,7 +29,7 @@ def seekers(head: Head) -> list[dict[str, Any]]:
     """Demands that no node can serve now, those that wait longest first."""
     return [
         {"shape": dict(seeker.sought.shape), "placement": list(seeker.sought.placement), "count": seeker.sought.count,
-         "leases": 0, "reason": f"at the head: {seeker.told or 'a node is sought'}"}
+         "leases": 0, "reason": f"{AT_HEAD}{seeker.told or 'a node is sought'}"}
         for seeker in islice(head.slots.seekers.values(), SEEKERS_MAX)
     ]
 

@@ -69,7 +69,7 @@ def name_of(owner: OwnerBase, obj: Obj) -> str:
     task = obj.task or owner.tasks.get(task_of(obj.oid))
     if task is not None:
         return task.spec.name[:NAME_CHARS_MAX]
-    return "put()" if obj.was_put else obj.method[:NAME_CHARS_MAX] or "(a task that is forgotten)"
+    return "put()" if obj.was_put else obj.method[:NAME_CHARS_MAX] or "(forgotten)"
 
 
 def stored(node: Node) -> dict[str, Any]:

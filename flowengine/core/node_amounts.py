@@ -122,17 +122,22 @@ class Amounts(Part):
                 self.ledger.resize_units(name, 0)
 
     def _reclaim(self) -> None:
-        """As many leases are asked back as it takes to make up for what is over-committed: owners would keep them."""
         for name in self.ledger.over:
-            lacking = -self.ledger.free(name)
-            holders = [lease for lease in self.leases.values() if has_some(lease.taken, name)]
-            lacking -= sum(dict(lease.taken)[name] for lease in holders if lease.asked_back)
-            for lease in reversed(holders):
-                if lacking <= 0:
-                    break
-                if not lease.asked_back:
-                    lacking -= dict(lease.taken)[name]
-                    self.ask_back(lease)
+            self.reclaim(name)
+
+    def reclaim(self, name: str) -> None:
+        """As many leases are asked back as it takes to make up for what is over-committed: owners would keep them."""
+        lacking = -self.ledger.free(name)
+        if lacking <= 0:
+            return
+        holders = [lease for lease in self.leases.values() if has_some(lease.taken, name)]
+        lacking -= sum(dict(lease.taken)[name] for lease in holders if lease.asked_back)
+        for lease in reversed(holders):
+            if lacking <= 0:
+                break
+            if not lease.asked_back:
+                lacking -= dict(lease.taken)[name]
+                self.ask_back(lease)
 
     def ask_back(self, lease: Lease) -> None:
         """Its owner is to return it."""

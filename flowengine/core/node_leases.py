@@ -312,6 +312,7 @@ class Leases(Amounts):
         demand.look_s = now + self.desk.config.seek_interval_s
         here = demand.allowed and self.ledger.could_fit(demand.units)
         if here:
+            self.reclaim(self.ledger.lacking(demand.units))  # tasks that had waited go on beside those that came then
             self._call_back(demand, now)
             if now - demand.since_s >= WAIT_NOTICE_S:
                 self._delay(demand, self._busy_reason(demand, bounded))
@@ -352,6 +353,8 @@ class Leases(Amounts):
         if bounded:
             count = self.pool.alive()
             return f"node {self.desk.node_id} runs {count} workers and may start no more (workers_extra_max)"
+        if self.pool.cannot_start:
+            return f"node {self.desk.node_id} cannot start a worker: {self.pool.cannot_start}"
         return f"node {self.desk.node_id} starts a worker"
 
     def _delay(self, demand: Demand, reason: str) -> None:

@@ -39,6 +39,7 @@ class Pool(Part):
         self.dying = 0
         self.not_before_s = 0.0  # no start earlier: workers die at once
         self.quick_deaths = 0
+        self.cannot_start = ""  # why the last start failed, until one succeeds
         self._number = 0
         self._beat = 0
         self._beat_s = 0.0
@@ -116,6 +117,7 @@ class Pool(Part):
         if worker is None or worker.address:
             return
         worker.pid, worker.address, worker.heard_s = event.pid, event.address, now
+        self.cannot_start = ""
         self.desk.by_address[event.address] = worker
         if worker.state == "starting":
             worker.idle_since_s = now
@@ -176,6 +178,7 @@ class Pool(Part):
         if not asked:
             self.desk.counters["workers_lost"] += 1
         self.dying -= 1
+        self.cannot_start = self.cannot_start if death.pid else death.reason
         self.desk.by_address.pop(worker.address, None)
         for name, count in worker.counters.items():
             self.desk.past[name] = self.desk.past.get(name, 0) + count

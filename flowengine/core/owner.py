@@ -16,7 +16,6 @@ from . import messages as m
 from . import owner_state as s
 from .ids import object_id, task_of
 from .owner_actors import HANDLERS as ACTOR_HANDLERS
-from .owner_base import SHOWN_BYTES_MAX
 from .owner_durable import HANDLERS as DURABLE_HANDLERS
 from .owner_durable import DurableRules
 from .owner_estate import HANDLERS as ESTATE_HANDLERS
@@ -50,6 +49,7 @@ from .owner_story import UNTOLD, StoryRules
 from .owner_streams import StreamRules
 from .owner_waits import HANDLERS as WAIT_HANDLERS
 from .owner_waits import WaitRules
+from .past import SHOWN_BYTES_MAX
 
 
 class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamRules, StashRules, RecordRules,
@@ -136,7 +136,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
         for obj in task.inputs:
             if obj.value is None:
                 missing.append(obj)
-            elif type(obj.value) is m.Failed:
+            elif type(obj.value) is m.Failed and task.spares() < 0:
                 self.end_badly(task, obj.value)
                 return
         if not missing:
@@ -151,7 +151,7 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
             task.step(INPUTS_CAME)
             self.push(lease, task)
             return
-        task.missing = len(missing) if not task.spec.enough else task.spec.enough + len(missing) - len(task.inputs)
+        task.missing = len(missing) - (task.spares() if task.spec.enough else 0)
         for obj in missing:
             if obj.dependents is None:
                 obj.dependents = [task]
@@ -160,17 +160,16 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
         self.want(missing)
 
     def choose_inputs(self, task: Task) -> None:
-        """When enough inputs are there the task is one of these alone, however often it runs."""
-        spec = task.spec
-        chosen = [index for index, obj in enumerate(task.inputs) if obj.value is not None][: spec.enough]
+        """When enough inputs are there and no errors the task is one of these alone, however often it runs."""
+        spec, inputs = task.spec, task.inputs
+        there = [index for index, obj in enumerate(inputs) if type(obj.value) in (m.Inline, m.Stored)]
+        chosen = dict.fromkeys(there[: spec.enough])
         if len(chosen) < spec.enough:
             return
-        inputs = task.inputs
         task.spec = msgspec.structs.replace(spec, deps=tuple([spec.deps[index] for index in chosen]), enough=0)
         task.inputs = [inputs[index] for index in chosen]
-        taken = dict.fromkeys(chosen)
         for index, obj in enumerate(inputs):
-            if index not in taken:
+            if index not in chosen:
                 if obj.dependents is not None:
                     obj.dependents = [other for other in obj.dependents if other is not task] or None
                 obj.pins -= 1
@@ -433,7 +432,8 @@ class Owner(RefRules, LeaseRules, RecoveryRules, HeirRules, EstateRules, StreamR
         if task.state is not WAITING:
             return
         if type(value) is m.Failed:
-            self.end_badly(task, value)
+            if task.spares() < 0:
+                self.end_badly(task, value)
             return
         task.missing -= 1
         if task.missing == 0:

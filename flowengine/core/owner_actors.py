@@ -91,7 +91,8 @@ class ActorRules(CallRules):
         life = made.task.spec.life
         recovery = life.recovery if life is not None else ""
         place = self.place_of(made) or ("", "")
-        return m.ActorAt(made.task.spec.id, made.incarnation, made.state, made.worker, recovery, made.error, *place)
+        ran, actor = made.died_in if made.state != "alive" else b"", made.task.spec.id
+        return m.ActorAt(actor, made.incarnation, made.state, made.worker, recovery, made.error, *place, ran)
 
     def place_of(self, made: Made) -> tuple[str, str] | None:
         """The worker and the node of an actor, as people know them."""

@@ -38,9 +38,9 @@ from .past import Past
 
 JOURNAL_ENTRIES = 5_000
 SPANS_KEPT = 20_000  # runs for the timeline, of each kind
-SHOWN_BYTES_MAX = 1_024  # arguments that stay with a run: not to copy the small ones
 # What ran, at which worker and node, which run it was; submitted, began, took (microseconds); how it ended.
 Run = tuple[m.TaskSpec, str, str, int, int, int, int, str]
+INTERRUPTED = "crash"  # how a run ended that a death has ended; its times are those of the owner's clock
 Repeat = tuple[m.TaskSpec, str, str, int]  # the first four of a run
 COUNTERS = (
     "tasks_submitted", "tasks_executed", "tasks_retried", "objects_rebuilt", "objects_inlined", "stale_messages",

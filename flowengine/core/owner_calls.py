@@ -15,8 +15,9 @@ from . import commands as c
 from . import messages as m
 from . import owner_state as s
 from .ids import TASK_ID_BYTES, object_id, task_of
-from .owner_base import SHOWN_BYTES_MAX, OwnerBase
+from .owner_base import INTERRUPTED, OwnerBase
 from .owner_state import ENDED, ENDED_WELL, FAILED, PUSHED, READY, SENT, Line, Obj, QueueKey, Target, Task
+from .past import without_much
 
 
 class CallRules(OwnerBase):
@@ -334,6 +335,8 @@ class CallRules(OwnerBase):
             return
         if event.incarnation < target.incarnation:
             return
+        if event.interrupted:
+            self.call_interrupted(target, event.interrupted)
         fresh = event.incarnation != target.incarnation
         if fresh:
             target.open = 0
@@ -453,6 +456,13 @@ class CallRules(OwnerBase):
         ran = without_much(spec), worker, node, target.incarnation, int(task.submitted_at * 1e6), began_us, run_us
         self.call_spans.append((*ran, outcome))
 
+    def call_interrupted(self, target: Target, call: bytes) -> None:
+        """Remember for the timeline the call that its actor's death has ended; nobody knows when it began."""
+        task = self.tasks.get(call)
+        if task is not None and task.state is SENT and target.place is not None:
+            ran = without_much(task.spec), *target.place, target.incarnation, round(task.submitted_at * 1e6)
+            self.call_spans.append((*ran, round(self.now * 1e6), 0, INTERRUPTED))
+
     def note_repeat(self, worker: str, spec: m.TaskSpec, place: tuple[str, str] | None, life: int) -> None:
         """A call that was answered is sent to a new incarnation, which does it again."""
         if place is not None and spec.function:
@@ -544,11 +554,6 @@ class CallRules(OwnerBase):
 PENDING = m.Pending()
 REPEATED = "repeated"
 NO_SLOT: QueueKey = ((), ())
-
-
-def without_much(spec: m.TaskSpec) -> m.TaskSpec:
-    """The spec, without its arguments when these are large."""
-    return spec if len(spec.args) <= SHOWN_BYTES_MAX else msgspec.structs.replace(spec, args=b"")
 
 
 def kept_call(task: Task, seq: int) -> m.PushTask:

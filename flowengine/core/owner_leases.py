@@ -11,6 +11,7 @@ from collections import deque
 import msgspec
 
 from ..recovery.stash import is_own
+from ..scheduling.placement import FEW
 from ..scheduling.resources import NARROW_MAX, brief
 from . import commands as c
 from . import messages as m
@@ -22,6 +23,8 @@ from .owner_turns import TurnRules, most_urgent
 from .owner_ways import lease_given_up
 
 LEASES_ASKED_MAX = 256
+LEASES_OF_FEW_MAX = 8  # held at once for tasks that ask to be few, however many are ready;
+FEW_PATIENCE_S = 2.0  # one that has ended no task for so long does not count
 NODES_ASKED_MAX = 64  # nodes that are asked at once when tasks come again after there were none
 FUNCTIONS_COSTED_MAX = 10_000
 PENDING = m.Pending()
@@ -402,8 +405,10 @@ class LeaseRules(TurnRules, GangRules):
         if queue.priorities and queue.priorities[0] > queue.told and most_urgent(queue) > queue.told:
             for node in queue.demand:
                 self.tell_priority(queue, node)
-        target, least = min(queue.count, LEASES_ASKED_MAX), LEASES_ASKED_MAX
-        if target < 2 * queue.least:
+        target, least = self.useful(queue), LEASES_ASKED_MAX
+        if target <= 0 and not queue.late_timer:
+            self.look_for_late(queue)
+        if target < max(1, 2 * queue.least):
             return
         for node, demand in queue.demand.items():
             outstanding = demand.outstanding
@@ -412,6 +417,13 @@ class LeaseRules(TurnRules, GangRules):
                 outstanding = target
             least = min(least, outstanding)
         queue.least = least
+
+    def useful(self, queue: Queue) -> int:
+        """How many more slots its tasks could use; a slot without progress may wait for others of the queue."""
+        if FEW not in queue.key[1]:
+            return min(queue.count, LEASES_ASKED_MAX)
+        going_on = sum(self.now - lease.progress_at < FEW_PATIENCE_S for lease in queue.leases.values())
+        return min(queue.count, LEASES_OF_FEW_MAX - going_on)
 
     def withdraw(self, queue: Queue) -> None:
         """Nothing waits: more slots are not needed."""
@@ -474,7 +486,7 @@ class LeaseRules(TurnRules, GangRules):
         least = queue.least
         demand = self.demand_at(queue, event.node)
         # What was wanted is said again: the node may have been cut off from us, and have forgotten.
-        outstanding = demand.outstanding or min(queue.count, LEASES_ASKED_MAX)
+        outstanding = demand.outstanding or max(0, self.useful(queue))
         self.tell_demand(queue, event.node, demand, outstanding)
         queue.least = min(least, outstanding)
         self.ask(queue)

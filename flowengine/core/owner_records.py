@@ -27,7 +27,7 @@ from . import commands as c
 from . import messages as m
 from .actor_host import ActorHost
 from .ids import object_id
-from .owner_base import OwnerBase
+from .owner_base import INTERRUPTED, OwnerBase
 from .owner_state import ENDED, Made, Target, Task
 
 RAN_AND_FAILED = ("task", "crash", "timeout")  # kinds of errors whose task has run
@@ -120,7 +120,8 @@ class RecordRules(OwnerBase):
         """All that is known here of tasks and actors whose names begin with these digits."""
         whole = self.past.specs.things
         ran = {run[0].id: (whole.get(run[0].id, run[0]), run[3]) for run in self.spans
-               if run[0].id.hex().startswith(digits) and (run[0].function or run[0].id in whole)}
+               if run[0].id.hex().startswith(digits) and (run[0].function or run[0].id in whole)
+               and run[7] != INTERRUPTED}
         found: list[Piece] = [kept for name, kept in self.past.failed.things.items() if name.hex().startswith(digits)]
         for task in [task for name, task in self.tasks.items() if name.hex().startswith(digits)]:
             if task.spec.actor is None and task.spec.life is None:

@@ -11,8 +11,9 @@ from . import commands as c
 from . import messages as m
 from . import owner_state as s
 from .ids import TASK_ID_BYTES, object_id, short
-from .owner_base import OwnerBase
+from .owner_base import INTERRUPTED, OwnerBase
 from .owner_state import Obj, State, Step, Task
+from .past import without_much
 
 DEAD_REMEMBERED_MAX = 10_000
 SEEK_S = 0.5  # between looks for the last copy of what nobody can make again
@@ -40,9 +41,11 @@ class RecoveryRules(OwnerBase):
             if task.state is not State.SENT:
                 continue
             if task.spec.life is not None:
+                self.interrupted(task, lease, event.death)
                 self.actor_lost(task, event.death)
                 break
             if not event.death.running or event.death.running == task.spec.id:
+                self.interrupted(task, lease, event.death)
                 self.crashed(task, event.death)
                 break
         for task in tasks:
@@ -50,6 +53,21 @@ class RecoveryRules(OwnerBase):
                 self.try_again(task)
         self.process_died(lease.worker, sender)
         self.fill(lease.queue)
+
+    def interrupted(self, task: Task, lease: s.Lease, death: m.Death) -> None:
+        """Remember for the timeline the run that a death has ended; it began at the last news of the worker.
+
+        Of an actor that is its beginning; what is known of its calls their callers remember.
+        """
+        spec, runs = task.spec, self.spans
+        number = 1 + task.crashes + task.failures + task.rebuilds
+        if spec.life is not None:
+            if death.running != spec.id or self.made[spec.id].incarnation == task.attempt:
+                return
+            runs, number = self.call_spans, task.attempt
+        began_us, now_us = round(lease.progress_at * 1e6), round(self.now * 1e6)
+        ran = without_much(spec), lease.worker_id, lease.node_id, number, round(task.submitted_at * 1e6), began_us
+        runs.append((*ran, now_us - began_us, INTERRUPTED))
 
     def crashed(self, task: Task, death: m.Death) -> None:
         """The worker died while it ran this task."""
@@ -126,6 +144,7 @@ class RecoveryRules(OwnerBase):
         for queue in self.queues.values():
             demand = queue.demand.pop(node, None)
             if demand is not None:
+                queue.reason = ""  # it was the node that told it, perhaps
                 if demand.outstanding:  # it may go on with what it was asked, and nobody would want that any more
                     self.tell_demand(queue, node, demand, 0)
                 self.parked[queue.key, node] = demand
@@ -149,7 +168,8 @@ class RecoveryRules(OwnerBase):
             for task in self.unconfirmed.pop(key):
                 self.confirmed(task)
         for queue in self.queues.values():
-            queue.demand.pop(address, None)
+            if queue.demand.pop(address, None) is not None:
+                queue.reason = "another node on this host: its own was lost" if address == self.node else ""
             if queue.count:
                 self.ask(queue)
         self.actor_peer_died(address)

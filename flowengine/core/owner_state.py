@@ -155,6 +155,11 @@ class Task(msgspec.Struct, gc=False):
             name = f"task {self.spec.name} {short(self.spec.id)}"
             raise EngineBug(f"{name}: {what.name} while {self.state.name}") from None
 
+    def spares(self) -> int:
+        """How many inputs more than it needs are no errors so far; below 0: too few are left."""
+        good = [obj for obj in self.inputs if type(obj.value) is not Failed]
+        return len(good) - (self.spec.enough or len(self.inputs))
+
 
 class Stream(msgspec.Struct):
     """The items of a streaming task so far."""

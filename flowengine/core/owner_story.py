@@ -9,7 +9,7 @@ from . import owner_state as s
 from .bundles import bundle_of, group_of, index_of
 from .ids import short, task_of
 from .journal import clock
-from .owner_base import OwnerBase
+from .owner_base import INTERRUPTED, OwnerBase
 from .owner_state import ENDED, Made, State, Task
 
 # Events of the way of every task: told from the list of runs instead, since they are many and hold values.
@@ -28,6 +28,7 @@ WORKER_RUNS_MAX = 200
 OUTCOMES = {  # how a run ended, for people; others say it themselves
     "task": "failed", "timeout": "out of time", "store": "found no room", "args": "an input was lost",
     "function": "its function was missing", "repeated": "done again",
+    INTERRUPTED: "interrupted",
 }  # fmt: skip
 
 
@@ -108,10 +109,11 @@ class StoryRules(OwnerBase):
             what = f"bundle {index_of(bundle)} of {group_of(bundle)}" if bundle else needs
             return f"{name}: waits for {queue.reason or f'a slot with {what}'}"
         if task.state is State.SENT and task.lease is not None:
-            ahead = len(task.lease.inflight) - 1
+            ahead, again = len(task.lease.inflight) - 1, f" for run {task.attempt}" if task.attempt > 1 else ""
+            others = f", which has {ahead} more" if ahead else ""
             made = self.made.get(task.spec.id)
             unsaved = f"; no checkpoint: {made.unsaved}" if made is not None and made.unsaved else ""
-            return f"{name}: sent to {task.lease.worker_id} (push {task.attempt}), {ahead} other task(s) there{unsaved}"
+            return f"{name}: sent to {task.lease.worker_id}{again}{others}{unsaved}"
         return f"{name}: {task.state.name.lower()}"
 
     def explain(self, oid: bytes) -> list[str]:

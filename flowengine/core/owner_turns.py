@@ -5,6 +5,7 @@ The run time of a function is a guess. What was sent behind a task that turns ou
 
 from __future__ import annotations
 
+from ..scheduling.placement import FEW
 from . import commands as c
 from . import owner_state as s
 from .owner_state import Lease, Queue, Task
@@ -66,7 +67,9 @@ class TurnRules(WayRules):
         for lease in waits:
             if not lease.taking_back and self.is_late(lease):
                 self.take_back(lease, list(lease.inflight)[1:])
-        if waits:
+        if queue.count and FEW in queue.key[1]:
+            self.ask(queue)
+        if waits and not queue.late_timer:
             self.look_for_late(queue)
 
 

@@ -123,7 +123,8 @@ class WaitRules(OwnerBase):
         """What has to end before the task does; a probe goes where it runs."""
         spec = task.spec
         if task.state is WAITING:
-            return [obj for obj in task.inputs if obj.value is None]
+            missing = [obj for obj in task.inputs if obj.value is None]
+            return missing if not spec.enough or task.missing == len(missing) else []
         if spec.actor is None:
             if task.state is SENT and task.lease is not None:
                 self.send(task.lease.worker, m.WaitProbe(spec.id, spec.name, path))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
+import msgspec
+
 from ..recovery.record import ActorTold, CallsSent, TaskTold
 from . import messages as m
 
@@ -16,6 +18,12 @@ PARENTS_MAX = 1_000
 SPECS_MAX = 20_000
 SPECS_BYTES_MAX = 64 << 20
 KEPT_BYTES_MAX = 16 << 20  # of each other kind
+SHOWN_BYTES_MAX = 1_024  # arguments that stay with a run: not to copy the small ones
+
+
+def without_much(spec: m.TaskSpec) -> m.TaskSpec:
+    """The spec, without its arguments when these are large."""
+    return spec if len(spec.args) <= SHOWN_BYTES_MAX else msgspec.structs.replace(spec, args=b"")
 
 
 class Kept(Generic[T]):

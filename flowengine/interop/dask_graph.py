@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import functools
 import heapq
+import operator
 import queue
 import sys
 import time
@@ -24,19 +25,21 @@ from ..core import owner_state as s
 from ..errors import BadType, BadValue, SerializationError, TaskError
 from ..functions import RemoteFunction, start_default
 from ..objects import codec
-from ..options import CHECKS, TaskOptions, task_options, unknown_name, whole
+from ..options import CHECKS, NUM_RETURNS_MAX, TaskOptions, task_options, unknown_name, whole
 from ..refs import Current, ObjectRef
 from .nodes import RunNodes, SharedFunction, Within
+from .watch import Watch
+from .window import Window
 
 if TYPE_CHECKING:
     from ..runtime.session import Session
 
 Key = Hashable
 LITERAL_BYTES_MAX = 1024  # larger constants of a graph are stored once
-QUICK_S, SLOW_S = 0.01, 0.05  # tasks that are back within the one may be followed by more at once than before
 AHEAD_MIN, AHEAD_MAX = 4, 4096
 AHEAD_PER_CPU = 2
 DISK_SHUFFLE, P2P_SHUFFLE = "maybe_buffered_partd", "distributed.shuffle"  # the class, the package behind them
+PICKS = (operator.getitem, dict.get)  # what takes a part out of a value
 OWN_KEYWORDS = ("num_workers", "callbacks", "cache")
 # Those of Dask's other schedulers, which programs may have for these.
 DASK_KEYWORDS = ("allow_other_workers", "asynchronous", "chunksize", "direct", "get_id", "optimize_graph", "pool",
@@ -70,7 +73,7 @@ def dask_get(dsk: Any, keys: Any, cache: Mapping[Any, Any] | None = None, **kwar
             parts = Parts(graph_of(graph, set(graph)) if watch.callbacks else graph, wanted, fuse=not watch.callbacks)
             run = Run(Current.session or start_default(), parts, options, watch)
             if ahead is not None:
-                run.ahead = run.fixed_ahead = whole("num_workers", ahead, 1, AHEAD_MAX)
+                run.fix(whole("num_workers", ahead, 1, AHEAD_MAX))
             values = run.values(wanted)
             done = True
         finally:
@@ -122,18 +125,17 @@ def nested(keys: Any, values: Mapping[Any, Any]) -> Any:
 
 
 class Unit:
-    """Nodes that one task runs, the last one being its result."""
+    """Nodes that one task runs: the last one is its result, or those are that pick the parts of what it makes."""
 
     def __init__(self) -> None:
-        self.key: Any = None  # of its result
+        self.key: Any = None  # of what it makes
+        self.results: tuple[Any, ...] = ()  # keys of what it gives
         self.nodes: dict[Any, Any] = {}
-        self.needs: dict[Any, None] = {}  # keys of other units and of constants
+        self.needs: dict[Any, None] = {}  # results of other units, and constants
         self.place = 0  # in the order of the graph
-        self.missing = 0
-        self.users: list[Unit] = []
-        self.open_users = 0  # of them have not ended
-        self.wanted = False
-        self.ref: ObjectRef | None = None
+        self.missing = 0  # of the needs
+        self.users: list[Unit] = []  # one for each result and unit that needs it
+        self.oid = b""  # of the first result, once it is sent
         self.sent_at = 0.0
 
 
@@ -172,14 +174,23 @@ class Parts:
         return key
 
     def make_units(self, fuse: bool) -> None:
-        """One unit a node; but what only one other needs, and nothing else beside it, goes with that one."""
+        """One unit a node; but what only one other needs, and nothing else beside it, goes with that one.
+
+        And where nothing is needed of a value but parts, its unit gives these.
+        """
         targets, constants = self.targets, self.constants
         ordered = sorted(self.graph, key=self.places.__getitem__)
         nodes = {key: self.without_aliases(self.graph[key]) for key in ordered
                  if key not in targets and key not in constants}  # fmt: skip
         count = Counter(need for node in nodes.values() for need in node.dependencies if need not in constants)
+        picked = self.picked(nodes, count) if fuse else {}
         with_user: dict[Any, Unit] = {}  # containers: each user makes its own, which copies no values
         for key, node in nodes.items():
+            if key in picked:
+                unit = self.units[picked[key]]
+                unit.nodes[key] = node
+                unit.results += (key,)
+                continue
             computed = [need for need in node.dependencies if need not in constants]
             is_inner = fuse and is_container(node) and key not in self.wanted
             follows = fuse and len(computed) == 1 and not is_inner and not node.block_fusion
@@ -199,6 +210,19 @@ class Parts:
             (with_user if is_inner else self.units)[key] = unit
         self.join()
 
+    def picked(self, nodes: Mapping[Any, Any], count: Mapping[Any, int]) -> dict[Any, Any]:
+        """Which nodes pick a part of which value, of those values of which nothing else is needed."""
+        picks: dict[Any, list[Any]] = {}
+        for key, node in nodes.items():
+            whole = picked_from(node)
+            if whole in nodes:
+                picks.setdefault(whole, []).append(key)
+        return {
+            key: whole for whole, keys in picks.items() for key in keys
+            if 1 < len(keys) == count[whole] <= NUM_RETURNS_MAX
+            and whole not in self.wanted and not is_container(nodes[whole])
+        }  # fmt: skip
+
     def without_aliases(self, node: Any) -> Any:
         """The node with what aliases stand for in their place."""
         subs = {need: self.targets[need] for need in node.dependencies if need in self.targets}
@@ -206,14 +230,15 @@ class Parts:
 
     def join(self) -> None:
         """Tell units of each other."""
-        for key, unit in self.units.items():
-            unit.wanted = key in self.wanted
+        for unit in self.units.values():
+            unit.results = unit.results or (unit.key,)
+        makers = {key: unit for unit in self.units.values() for key in unit.results}
+        for unit in self.units.values():
             for need in unit.needs:
-                maker = self.units.get(need)
+                maker = makers.get(need)
                 if maker is not None:
                     unit.missing += 1
                     maker.users.append(unit)
-                    maker.open_users += 1
 
 
 def is_future(key: Any) -> bool:
@@ -230,6 +255,17 @@ def is_container(node: Any) -> bool:
     from dask._task_spec import NestedContainer, Task, _identity_cast
 
     return isinstance(node, NestedContainer) or (isinstance(node, Task) and node.func is _identity_cast)
+
+
+def picked_from(node: Any) -> Any:
+    """Of which value the node is the part that has some name or number; None for other nodes."""
+    from dask._task_spec import Alias, Task, TaskRef
+
+    if type(node) is not Task or node.kwargs or len(node.args) < 2 or not any(node.func is pick for pick in PICKS):
+        return None
+    source, name = node.args[:2]
+    is_part = isinstance(source, (Alias, TaskRef)) and isinstance(name, (int, str)) and len(node.dependencies) == 1
+    return next(iter(node.dependencies)) if is_part else None
 
 
 def tasks_in(node: Any) -> Iterator[Any]:
@@ -281,95 +317,13 @@ def is_sent_by_value(function: Any) -> bool:
     return inner is not None and inner is not function and is_sent_by_value(inner)
 
 
-# --- callbacks ------------------------------------------------------------------------------------
-
-
-class Watch:
-    """Dask's callbacks, and the state that they look at."""
-
-    def __init__(self, callbacks: list[Any]) -> None:
-        self.callbacks = callbacks
-        self.begun: list[Any] = []
-        self.graph: dict[Any, Any] = {}
-        self.state: dict[str, Any] = {}
-
-    def started(self, graph: dict[Any, Any]) -> None:
-        """A graph has come; callbacks may put known values into it."""
-        self.graph = graph
-        for callback in self.callbacks:
-            if callback[0]:
-                callback[0](graph)
-            self.begun.append(callback)
-
-    def planned(self, parts: Parts) -> None:
-        """It is known what has to run."""
-        if not self.callbacks:
-            return
-        graph, units = parts.graph, parts.units
-        self.state = {
-            "dependencies": {key: set(node.dependencies) for key, node in graph.items()},
-            "dependents": {key: {user.key for user in unit.users} for key, unit in units.items()},
-            "waiting": {key: set(unit.needs) & units.keys() for key, unit in units.items() if unit.missing},
-            "waiting_data": {},
-            "cache": {key: node.value for key, node in parts.constants.items()},
-            "ready": [key for key, unit in units.items() if not unit.missing],
-            "running": set(),
-            "finished": set(),
-            "released": set(),
-        }
-        for callback in self.callbacks:
-            if callback[1]:
-                callback[1](self.graph, self.state)
-
-    def sent(self, unit: Unit) -> None:
-        """A task was submitted."""
-        if not self.callbacks:
-            return
-        self.state["ready"].remove(unit.key)
-        self.state["running"].add(unit.key)
-        for callback in self.callbacks:
-            if callback[2]:
-                callback[2](unit.key, self.graph, self.state)
-
-    def ended(self, unit: Unit, session: Session) -> None:
-        """A task has ended; its value is read only if a callback wants it."""
-        if not self.callbacks:
-            return
-        key, state = unit.key, self.state
-        state["running"].remove(key)
-        state["finished"].add(key)
-        for user in unit.users:
-            state["waiting"][user.key].discard(key)
-            if not state["waiting"][user.key]:
-                del state["waiting"][user.key]
-                state["ready"].append(user.key)
-        told = [callback[3] for callback in self.callbacks if callback[3]]
-        if told:
-            assert unit.ref is not None
-            value = session.get_one(unit.ref, None, True)
-            obj = session.owner.objects.get(unit.ref.oid)
-            for tell in told:
-                tell(key, value, self.graph, state, obj.maker if obj is not None else "")
-
-    def released(self, unit: Unit) -> None:
-        """Nobody needs the value any more."""
-        if self.callbacks:
-            self.state["released"].add(unit.key)
-
-    def finished(self, failed: bool) -> None:
-        """All is over."""
-        for callback in self.begun:
-            if callback[4]:
-                callback[4](self.graph, self.state, failed)
-
-
 # --- running --------------------------------------------------------------------------------------
 
 
 class Run:
     """One graph on its way through the engine."""
 
-    fixed_ahead = 0  # how many tasks at once, if the caller has said it
+    is_fixed = False  # the caller has said how many tasks at once
 
     def __init__(self, session: Session, parts: Parts, options: TaskOptions, watch: Watch) -> None:
         self.session = session
@@ -378,12 +332,19 @@ class Run:
         self.watch = watch
         self.ended: queue.SimpleQueue[Unit] = queue.SimpleQueue()
         self.under_way: dict[Unit, None] = {}
-        self.remotes: dict[str, RemoteFunction] = {}
+        self.remotes: dict[tuple[str, int], RemoteFunction] = {}
+        self.refs: dict[Any, ObjectRef] = {}  # of results that somebody needs
+        self.needed = Counter([*parts.wanted, *[need for unit in parts.units.values() for need in unit.needs]])
         self.constants: dict[Any, Any] = {}  # values, or references to them
         self.shared: dict[int, SharedFunction] = {}
         self.within = own_config()
-        self.cpus = 0  # once it was looked at
-        self.ahead = AHEAD_MIN
+        self.has_looked = False
+        self.ahead = Window(AHEAD_MIN, AHEAD_MAX)
+
+    def fix(self, count: int) -> None:
+        """Have so many tasks at once, whatever they take."""
+        self.is_fixed = True
+        self.ahead = Window(count, count)
 
     def values(self, wanted: Iterable[Any]) -> dict[Any, Any]:
         """The values of the keys, when all that they need has run."""
@@ -406,19 +367,20 @@ class Run:
             return self.fetched(wanted)
         finally:
             for unit in self.under_way if not self.session.closed else ():  # something went wrong
-                assert unit.ref is not None
-                self.session.step(s.CancelAsked(unit.ref.oid, False, True))
+                self.session.step(s.CancelAsked(unit.oid, False, True))
 
     def takes_more(self) -> bool:
         """Whether another task at once is of use: as many as there are slots are, and more while they are quick."""
-        if len(self.under_way) >= self.ahead and not self.cpus and not self.fixed_ahead:
+        if len(self.under_way) >= self.ahead.size and not self.has_looked:
             self.look_around()
-        return len(self.under_way) < self.ahead
+        return len(self.under_way) < self.ahead.size
 
     def look_around(self) -> None:
         """See how many slots there are."""
-        self.cpus = max(1, int(asking.resources(self.session, "total").get("CPU", 1)))
-        self.ahead = self.fixed_ahead or max(self.ahead, AHEAD_PER_CPU * self.cpus)
+        self.has_looked = True
+        if not self.is_fixed:
+            cpus = int(asking.resources(self.session, "total").get("CPU", 1))
+            self.ahead.widen(max(AHEAD_MIN, AHEAD_PER_CPU * cpus))
 
     def share_functions(self) -> None:
         """Functions of several nodes whose code would travel with each of them are stored once."""
@@ -455,28 +417,32 @@ class Run:
         from dask.utils import key_split
 
         kind = str(key_split(unit.key))[:100]
-        remote = self.remotes.get(kind)
+        count = len(unit.results)
+        remote = self.remotes.get((kind, count))
         if remote is None:
-            options = self.options if self.options.name else task_options({"name": kind}, self.options)
-            remote = self.remotes[kind] = RemoteFunction(RunNodes(kind, self.within), options)
+            options = task_options({"name": self.options.name or kind, "num_returns": count}, self.options)
+            remote = self.remotes[kind, count] = RemoteFunction(RunNodes(kind, self.within), options)
         shared = self.shared
         nodes = [(key, with_functions(node, shared) if shared else node) for key, node in unit.nodes.items()]
         try:
-            unit.ref = remote.remote(nodes, tuple(unit.needs), *[self.need(key) for key in unit.needs])
+            made = remote.remote(nodes, unit.results, tuple(unit.needs), *[self.need(key) for key in unit.needs])
         except SerializationError as error:
             raise SerializationError(f"node {unit.key!r} of the graph: {error}") from error
+        self.refs.update(zip(unit.results, made if count > 1 else (made,), strict=True))
+        unit.oid = self.refs[unit.results[0]].oid
         unit.sent_at = time.monotonic()
         self.under_way[unit] = None
         self.watch.sent(unit)
-        self.session.when_ready(unit.ref.oid, lambda: self.ended.put(unit))
+        self.session.when_ready(unit.oid, lambda: self.ended.put(unit))
 
     def need(self, key: Any) -> Any:
         """The value of a constant, or a reference."""
-        unit = self.parts.units.get(key)
-        if unit is not None:
-            return unit.ref
+        if key in self.refs:
+            return self.refs[key]
         if key not in self.constants:
             value = self.parts.constants[key].value
+            if self.needed[key] == 1:
+                return value  # it goes with the only task that needs it
             one = packed(value, key)
             self.constants[key] = value if one.nbytes <= LITERAL_BYTES_MAX else self.session.put_packed(one)
         return self.constants[key]
@@ -495,7 +461,7 @@ class Run:
                         found.append(ended.get(timeout=LOOK_S))
                     except queue.Empty:
                         self.look_around()
-                        if len(self.under_way) < self.ahead:
+                        if len(self.under_way) < self.ahead.size:
                             break
             finally:
                 session.blocked_no_more(context)
@@ -508,28 +474,21 @@ class Run:
         session = self.session
         session.check_open()
         del self.under_way[unit]
-        assert unit.ref is not None
-        if type(session.owner.value_of(unit.ref.oid)) is m.Failed:
-            self.fail(unit.ref)
-        self.watch.ended(unit, session)
-        took_s = time.monotonic() - unit.sent_at
-        if not self.fixed_ahead:
-            if took_s < QUICK_S:
-                self.ahead = min(self.ahead + 1, AHEAD_MAX)
-            elif took_s > SLOW_S:
-                self.ahead = max(self.ahead - 1, AHEAD_MIN, AHEAD_PER_CPU * self.cpus)
+        first = self.refs[unit.results[0]]
+        if type(session.owner.value_of(unit.oid)) is m.Failed:
+            self.fail(first)
+        self.watch.ended(unit, first, session)
+        self.ahead.ended(time.monotonic() - unit.sent_at)
         for need in unit.needs:
-            maker = self.parts.units.get(need)
-            if maker is not None:
-                maker.open_users -= 1
-                if not maker.open_users and not maker.wanted:
-                    maker.ref = None
-                    self.watch.released(maker)
-        if not unit.users and not unit.wanted:
-            unit.ref = None
+            self.needed[need] -= 1
+            if not self.needed[need] and self.refs.pop(need, None) is not None:
+                self.watch.released(need)
+        ready = []
         for user in unit.users:
             user.missing -= 1
-        return [user for user in unit.users if not user.missing]
+            if not user.missing:
+                ready.append(user)
+        return ready
 
     def fail(self, ref: ObjectRef) -> None:
         """Raise what the code of a unit raised itself, as Dask's own schedulers do; what it was here is its cause."""
@@ -545,7 +504,7 @@ class Run:
     def fetched(self, wanted: Iterable[Any]) -> dict[Any, Any]:
         """The values of the keys; arrays are the caller's own."""
         parts = self.parts
-        refs = {key: unit.ref for key, unit in parts.units.items() if unit.wanted and unit.ref is not None}
+        refs = {key: self.refs[key] for key in parts.wanted if key in self.refs}
         read = dict(zip(refs, self.session.get(list(refs.values()), None, True), strict=True))
         values = {}
         for key in wanted:

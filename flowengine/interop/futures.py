@@ -10,17 +10,19 @@ import threading
 import time
 import types
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import asking
+from ..core import messages as m
 from ..core.owner_state import CancelAsked
 from ..errors import BadType, BadValue, FlowError, StaleSession, TaskCancelled
 from ..functions import RemoteFunction, is_async, session_of
 from ..options import task_options, whole
 from ..refs import Current, ObjectRef, current_session
 from .calls import Call, CallOfAny, CallOfEach, InitializerFailed, Setup, run_each
+from .window import QUICK_S, Window
 
 if TYPE_CHECKING:
     from ..runtime.session import Session
@@ -28,7 +30,6 @@ WORKERS_MAX = 1 << 20
 CHUNK_MAX = 1 << 40
 RUNNERS_MAX = 1_000  # names under which an executor runs what comes with its calls
 NAME_CHARS = 100
-QUICK_S, SLOW_S = 0.01, 0.05  # calls that are back within the one may be followed by more ahead than before
 AHEAD_MAX = 64
 LOOK_S = 1.0  # the cluster may have grown meanwhile
 
@@ -36,14 +37,15 @@ LOOK_S = 1.0  # the cluster may have grown meanwhile
 class TaskFuture(concurrent.futures.Future[Any]):
     """A standard future of one task; cancel() says True as long as the task has not begun."""
 
-    def __init__(self, executor: Executor, submit: Callable[[], ObjectRef]) -> None:
+    def __init__(self, executor: Executor, function: RemoteFunction, submit: Callable[[], ObjectRef]) -> None:
         super().__init__()
         self._executor = executor
+        self._function = function
         self._submit: Callable[[], ObjectRef] | None = submit  # until the engine has it
         self._ref: ObjectRef | None = None  # while the engine has it
-        self._context = current_session().context
+        self._session = current_session()
+        self._context = self._session.context
         self._teller = 0  # the thread that tells those who wait for it
-        self._begun_s = 0.0
 
     def cancel(self) -> bool:
         """End the task if it has not begun; False when it runs or has ended."""
@@ -57,6 +59,15 @@ class TaskFuture(concurrent.futures.Future[Any]):
             return self.cancelled()
         return super().cancel()
 
+    def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Any]], object]) -> None:
+        """Have fn called with the future when it has ended, on a thread that it may block."""
+
+        def call(future: concurrent.futures.Future[Any]) -> object:
+            self._executor._make_way(self._session)
+            return fn(future)
+
+        super().add_done_callback(call)
+
     def running(self) -> bool:
         """The task was sent to a worker and has not ended."""
         ref = self._ref
@@ -69,14 +80,17 @@ class TaskFuture(concurrent.futures.Future[Any]):
         assert self._submit is not None
         ref = self._ref = self._submit()
         self._submit = None
-        self._begun_s = time.monotonic()
         session: Session = ref._session
         session.going_to_block(self._context)  # whoever waits for the future does not compute
         session.when_ready(ref.oid, lambda: self._over(session))
 
     def _over(self, session: Session) -> None:
         session.blocked_no_more(self._context)
-        session.callbacks.run(self._fulfil)  # unpickling, and what waits for it, is user code and may take long
+        ref = self._ref
+        if ref is not None and type(session.owner.value_of(ref.oid)) in (m.Inline, m.Failed):
+            self._executor._fulfil_soon(self, session)
+        else:
+            session.callbacks.run(self._fulfil)  # may have to wait for the value's bytes
 
     def _fulfil(self) -> None:
         ref, value, error = self._ref, None, None
@@ -88,10 +102,9 @@ class TaskFuture(concurrent.futures.Future[Any]):
         self._ref = None
         if isinstance(error, (InitializerFailed, StaleSession)):
             self._executor._give_up(error)
-        took_s = time.monotonic() - self._begun_s
+        self._executor._look(ref._session, self._function)
         self._executor._next(1)
         self._settle(value, error)
-        self._executor._look(ref._session, took_s)
         del error
 
     def _settle(self, value: Any, error: BaseException | None) -> None:
@@ -144,7 +157,9 @@ class Executor(concurrent.futures.Executor):
         self._waiting: OrderedDict[TaskFuture, None] = OrderedDict()
         self._open: dict[TaskFuture, None] = {}  # what has not ended; its order is that of submission
         self._busy = 0  # how many of them the engine has
-        self._ahead = 0  # how many it may have above max_workers
+        self._ended: deque[TaskFuture] = deque()  # their values are here, and have yet to be read
+        self._is_reading = False  # a thread does so
+        self._ahead = Window(0, AHEAD_MAX)  # how many the engine may have above max_workers
         self._looked_s = 0.0
         self._is_wide = False  # the cluster had no more slots than max_workers when it was looked at
         self._closed = False
@@ -163,7 +178,7 @@ class Executor(concurrent.futures.Executor):
         self._check_open()
         self._now()
         function, args = self._remote(fn, args)
-        future = TaskFuture(self, function._later(*args, **kwargs))
+        future = TaskFuture(self, function, function._later(*args, **kwargs))
         with self._lock:
             self._check_open()
             self._open[future] = None
@@ -285,23 +300,60 @@ class Executor(concurrent.futures.Executor):
         for lost in waiting:
             lost._settle(None, error)
 
-    def _look(self, session: Session, took_s: float) -> None:
+    def _fulfil_soon(self, future: TaskFuture, session: Session) -> None:
+        """Have one thread read the values of many: to wake one for each takes longer than all the rest.
+
+        Called under the lock of the engine, so it takes none of its own.
+        """
+        self._ended.append(future)
+        if not self._is_reading:
+            self._is_reading = True
+            session.callbacks.run(self._fulfil_ended)
+
+    def _fulfil_ended(self) -> None:
+        while True:
+            try:
+                future = self._ended.popleft()
+            except IndexError:
+                self._is_reading = False
+                if not self._ended:  # looked at after that: what comes now is seen here or gets a thread
+                    return
+                continue
+            try:
+                future._fulfil()
+            except BaseException:  # somebody else gave it a result at this moment
+                self._make_way(future._session)
+                raise
+            del future  # it holds a value
+
+    def _make_way(self, session: Session) -> None:
+        """Code of the user is called, which may wait for other futures: another thread reads the values."""
+        self._is_reading = False
+        if self._ended:
+            self._soon(session, self._fulfil_ended)
+
+    def _soon(self, session: Session, call: Callable[[], None]) -> None:
+        with session.drive.lock:
+            session.callbacks.run(call)
+
+    def _look(self, session: Session, function: RemoteFunction) -> None:
         """While calls are quick, and the cluster has no slots for more than max_workers, some are sent ahead."""
         if not self._waiting:
             return
-        now_s = time.monotonic()
-        if now_s > self._looked_s + LOOK_S and (took_s < QUICK_S or self._ahead):
+        now_s, took_s = time.monotonic(), function._took_s()
+        if now_s > self._looked_s + LOOK_S and (took_s < QUICK_S or self._ahead.size):
             self._looked_s = now_s
-            self._is_wide = slots(session, self._options.num_cpus) <= (self._max_workers or 0)
-        if not self._is_wide:
-            self._ahead = 0
-        elif took_s < QUICK_S:
-            self._ahead = min(self._ahead + 1, AHEAD_MAX)
-        elif took_s > SLOW_S:
-            self._ahead = max(self._ahead - 1, 0)
+            self._soon(session, lambda: self._see_slots(session))
+        if self._is_wide:
+            self._ahead.ended(took_s)
+        else:
+            self._ahead.size = 0
+
+    def _see_slots(self, session: Session) -> None:
+        self._is_wide = slots(session, self._options.num_cpus) <= (self._max_workers or 0)
 
     def _is_full(self) -> bool:
-        return self._max_workers is not None and self._busy >= self._max_workers + self._ahead
+        return self._max_workers is not None and self._busy >= self._max_workers + self._ahead.size
 
     def _next(self, ended: int) -> None:
         """The engine has so many less: the next ones of the queue take their places."""

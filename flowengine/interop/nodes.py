@@ -51,22 +51,24 @@ class RunNodes:
         self.kind = kind
         self.within = within  # which context they run, if in any
 
-    def __call__(self, nodes: Sequence[tuple[Any, Any]], names: Sequence[Any], *values: Any) -> Any:
-        """Run nodes, by their keys, in their order and give what the last one makes; values: what names stand for."""
+    def __call__(
+        self, nodes: Sequence[tuple[Any, Any]], results: Sequence[Any], names: Sequence[Any], *values: Any
+    ) -> Any:
+        """Run nodes, by their keys, in their order and give the results, or the one; values: what names stand for."""
+        known = dict(zip(names, values, strict=True))
         if self.within is None:
-            return run_nodes(nodes, names, values)
-        with self.within():
-            return run_nodes(nodes, names, values)
+            run_nodes(nodes, known)
+        else:
+            with self.within():
+                run_nodes(nodes, known)
+        return known[results[0]] if len(results) == 1 else [known[key] for key in results]
 
 
-def run_nodes(nodes: Sequence[tuple[Any, Any]], names: Sequence[Any], values: Sequence[Any]) -> Any:
-    """Run nodes in their order and give what the last one makes; a value is kept until the last one that needs it."""
-    known = dict(zip(names, values, strict=True))
-    if len(nodes) > 1:
-        last_use = {need: place for place, (_, node) in enumerate(nodes) for need in node.dependencies}
-        for place, (key, node) in enumerate(nodes[:-1]):
-            known[key] = node(known)
-            for need in node.dependencies:
-                if last_use[need] == place:
-                    del known[need]
-    return nodes[-1][1](known)
+def run_nodes(nodes: Sequence[tuple[Any, Any]], known: dict[Any, Any]) -> None:
+    """Run nodes in their order, over values that are known; a value is kept until the last one that needs it."""
+    last_use = {need: place for place, (_, node) in enumerate(nodes) for need in node.dependencies}
+    for place, (key, node) in enumerate(nodes):
+        known[key] = node(known)
+        for need in node.dependencies:
+            if last_use[need] == place:
+                del known[need]

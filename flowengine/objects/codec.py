@@ -178,6 +178,9 @@ class Raw:
 # ---------------------------------------------------------------- Arrow reducers
 
 
+_SMALL_ARROW_BYTES = 4 * KIB  # of a column: a stream would cost more than to carry what was sliced off
+
+
 def _reduce_arrow(value: Any) -> _Reduced | Any:
     pa = pyarrow()
     try:
@@ -186,6 +189,8 @@ def _reduce_arrow(value: Any) -> _Reduced | Any:
                 return NotImplemented
             read = _read_table if isinstance(value, pa.Table) else _read_batch
             return read, (pickle.PickleBuffer(stream_of(value)),)
+        if isinstance(value, (pa.Array, pa.ChunkedArray)) and value.get_total_buffer_size() <= _SMALL_ARROW_BYTES:
+            return NotImplemented
         if isinstance(value, pa.ChunkedArray):
             return _read_chunked, (pickle.PickleBuffer(stream_of(pa.table([value], names=["v"]))),)
         if isinstance(value, pa.Array):

@@ -139,11 +139,12 @@ class Gatherer:
         return host, round(host["clock_us"] - (asked_s + time.monotonic()) / 2 * 1e6) if host else 0
 
     def _note_open(self, page: dict[str, Any]) -> None:
-        """Since when each worker has been seen in its task: what runs for long is not among the runs that ended."""
+        """Since when each worker is in its task, or was seen in it: what runs long is not among the runs that ended."""
         before, self._open = self._open, {}
         for node in page["nodes"]:
             for worker in node["workers"]:
                 worker["since_ms"] = 0.0
                 if worker["task"]:
                     key = worker["worker_id"], worker["task"], worker["attempt"]
-                    worker["since_ms"] = self._open[key] = before.get(key, page["now_ms"])
+                    began_ms = page["now_ms"] - 1e3 * max(0.0, worker["age_s"])
+                    worker["since_ms"] = self._open[key] = before.get(key, began_ms)

@@ -45,8 +45,9 @@ def show_status(connection: Connection, nodes: Sequence[NodeView], stats: Iterab
                 waiting: Sequence[Mapping[str, Any]] = ()) -> None:
     """One row a node, then what waits for slots, then the sums of all counters."""
     out = console()
-    out.print(Text(f"session {connection.session}, head {connection.address.partition('#')[0]}, {len(nodes)} nodes"))
-    table = Table(box=box.SIMPLE_HEAD)
+    count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
+    out.print(Text(f"session {connection.session}, head {connection.address.partition('#')[0]}, {count}"))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in ("node", "host", "workers", "free", "store", "queued"):
         table.add_column(name, overflow="fold")
     for view in nodes:
@@ -61,7 +62,7 @@ def show_status(connection: Connection, nodes: Sequence[NodeView], stats: Iterab
     sums: Counter[str] = Counter()
     for counters in stats:
         sums.update({name: count for name, count in (counters or {}).items() if isinstance(count, int | float)})
-    counted = Table(box=box.SIMPLE_HEAD)
+    counted = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     counted.add_column("counter")
     counted.add_column("sum", justify="right")
     for name in sorted(name for name, count in sums.items() if count):
@@ -90,15 +91,16 @@ def shown_workers(workers: Sequence[Any]) -> str:
 def shown_free(entry: Mapping[str, Any]) -> str:
     """Free of total, a line for each resource."""
     total, available = dict(entry["total"]), dict(entry["available"])
-    return "\n".join(
-        f"{name} {shown_amount(name, available.get(name, 0))} of {shown_amount(name, amount)}"
-        for name, amount in sorted(total.items())
-    )
+    lines = []
+    for name, amount in sorted(total.items()):
+        unit = " GiB" if name in MEMORY else ""
+        lines.append(f"{name} {shown_amount(name, available.get(name, 0))} of {shown_amount(name, amount)}{unit}")
+    return "\n".join(lines)
 
 
 def shown_amount(name: str, amount: float) -> str:
-    """An amount as people read it."""
-    return f"{amount / (1 << 30):.1f} GiB" if name in MEMORY else f"{amount:g}"
+    """An amount as people read it; of memory in GiB."""
+    return f"{amount / (1 << 30):.1f}" if name in MEMORY else f"{amount:g}"
 
 
 def shown_store(store: Mapping[str, int]) -> str:

@@ -162,7 +162,7 @@ def memory(found: Mapping[str, Any], group: str, limit: int, width: int) -> Rend
     if found["not_listed"]:
         rest.append(f"{found['not_listed']:,} smaller objects are not listed")
     if found["without_owner"]:
-        rest.append(f"{found['without_owner']:,} objects in stores are of owners that did not answer or not listed")
+        rest.append(f"{found['without_owner']:,} objects in stores are kept for groups, or their owners did not answer")
     lines = ["; ".join(rest)] if rest else []
     if group == "object" and found["objects"]:
         lines.append("held: by references in the owner's process, by tasks that need it, by other processes (proc), "

@@ -10,7 +10,7 @@ import msgspec
 
 from flowengine.core.ids import short
 from flowengine.core.messages import TaskSpec
-from flowengine.core.owner_base import Run
+from flowengine.core.owner_base import INTERRUPTED, Run
 from flowengine.core.owner_calls import REPEATED
 from flowengine.core.owner_story import OUTCOMES
 
@@ -61,7 +61,7 @@ def on_one_clock(spans: Iterable[Span], owner_node: str, ahead_us: Mapping[str, 
         msgspec.structs.replace(
             span,
             submitted_us=span.submitted_us - owner_us if span.submitted_us else 0,
-            began_us=span.began_us - ahead_us.get(span.node, owner_us),
+            began_us=span.began_us - (owner_us if span.outcome == INTERRUPTED else ahead_us.get(span.node, owner_us)),
         )
         for span in spans
     ]
@@ -69,13 +69,30 @@ def on_one_clock(spans: Iterable[Span], owner_node: str, ahead_us: Mapping[str, 
 
 def trace(spans: Iterable[Span]) -> dict[str, Any]:
     """Nodes as processes, workers as threads, runs as slices; an arrow from each submission to the run."""
-    drawn = Trace(sorted(spans, key=lambda span: span.began_us))
+    drawn = Trace(sorted(with_beginnings(list(spans)), key=lambda span: span.began_us))
     for number in range(len(drawn.spans)):
         drawn.run(number)
     for number, span in enumerate(drawn.spans):
         if span.submitted_us:
             drawn.arrow(number)
     return {"traceEvents": drawn.events, "displayTimeUnit": "ms"}
+
+
+def with_beginnings(spans: list[Span]) -> list[Span]:
+    """The spans, in which interrupted calls begin where the last run before them in that worker has ended."""
+    ends: dict[str, list[int]] = {}
+    for span in spans:
+        if span.outcome != INTERRUPTED:
+            ends.setdefault(span.worker, []).append(span.began_us + span.run_us)
+    return [_with_beginning(span, ends) if span.outcome == INTERRUPTED and not span.run_us else span for span in spans]
+
+
+def _with_beginning(span: Span, ends: Mapping[str, list[int]]) -> Span:
+    """A call of which only its submission and the death that ended it are known."""
+    died_us = span.began_us
+    before = [end_us for end_us in (*ends.get(span.worker, ()), span.submitted_us) if 0 < end_us <= died_us]
+    began_us = max(before, default=died_us)
+    return msgspec.structs.replace(span, began_us=began_us, run_us=died_us - began_us)
 
 
 def lanes_of(spans: Sequence[Span]) -> list[int]:
@@ -127,12 +144,14 @@ class Trace:
         is_again = span.outcome == REPEATED or (span.kind == "actor" and span.attempt > 1)
         is_bad = span.outcome not in (DONE, REPEATED)
         name = f"{span.name} ({'replay' if span.kind == 'call' else 'restart'})" if is_again else span.name
+        if span.outcome == INTERRUPTED:
+            name = f"{span.name} ({details['outcome']})"
         category = span.kind + ",again" * is_again + ",failed" * is_bad
         slice_: dict[str, Any] = {"ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": start_us,
                                   "dur": long_us, "args": details}
         if is_bad:
             slice_["cname"] = BAD_COLOUR
-            self.events.append({"ph": "i", "s": "t", "name": f"{name}: {details['outcome']}", "cat": "failed",
+            self.events.append({"ph": "i", "s": "t", "name": f"{span.name}: {details['outcome']}", "cat": "failed",
                                 "pid": pid, "tid": tid, "ts": start_us + long_us, "args": details})
         self.events.append(slice_)
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from flowengine.core.head_seen import AT_HEAD
+from flowengine.core.owner_base import INTERRUPTED
 from flowengine.core.owner_story import OUTCOMES
 
 FUNCTIONS_MAX = 100
@@ -50,7 +52,9 @@ def document(head: HeadTold, told: Sequence[NodeTold], number: int) -> dict[str,
     places = {worker["address"]: (node.listed["node_id"], worker["worker_id"])
               for node in told for worker in _own(node).get("workers", ()) if worker.get("address")}
     actors, actor_states = _actors(processes, places)
-    nodes = [_node(node, {actor["worker"]: actor["name"] for actor in actors if actor["worker"]}) for node in told]
+    names = {actor["worker"]: actor["name"] for actor in actors if actor["worker"]}
+    ages_s = {(one.get("node_id"), one.get("pid"), one.get("code")): one.get("age_s", -1.0) for one in processes}
+    nodes = [_node(node, names, ages_s) for node in told]
     return {
         "number": number,
         "now_ms": round(head.now_s * 1e3, 1),
@@ -111,8 +115,8 @@ def _resources(nodes: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     return {name: [amount, free.get(name, 0)] for name, amount in total.items()}
 
 
-def _node(node: NodeTold, actors: Mapping[str, str]) -> dict[str, Any]:
-    """A node with its workers; actors: the names of those that live, by worker."""
+def _node(node: NodeTold, actors: Mapping[str, str], ages_s: Mapping[tuple[Any, ...], float]) -> dict[str, Any]:
+    """A node with its workers; actors: the names of those that live, by worker; ages_s: of what runs."""
     listed, own, host = node.listed, _own(node), node.host or {}
     uses: Mapping[str, Sequence[float]] = host.get("processes", {})
     running: Mapping[str, Sequence[Any]] = host.get("running", {})
@@ -122,6 +126,7 @@ def _node(node: NodeTold, actors: Mapping[str, str]) -> dict[str, Any]:
         share, resident_bytes = uses.get(str(pid), (-1.0, 0))
         workers.append({"worker_id": worker["worker_id"], "pid": pid, "state": worker["state"], "task": task,
                         "name": name, "attempt": attempt, "cpu_share": share, "memory_bytes": resident_bytes,
+                        "age_s": ages_s.get((listed["node_id"], pid, task), -1.0),
                         "holds": worker.get("holds", {}), "actor": actors.get(worker["worker_id"], "")})
     return {
         "node_id": listed["node_id"], "host": listed["host"], "address": listed["address"],
@@ -157,10 +162,16 @@ def _functions(processes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _queues(head: HeadTold, processes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What waits for slots, the longest queues first, and what the head seeks a node for; the same are one row."""
+    """What waits for slots, the longest queues first, and what the head seeks a node for, unless its reason is told by
+    those who wait; the same are one row."""
     found: dict[str, dict[str, Any]] = {}
-    for one in (*(one for process in processes for one in process.get("queues", ())), *head.seekers):
-        row = found.setdefault(f"{one['shape']} {one['placement']} {one['reason']}", {**one, "count": 0, "leases": 0})
+    own = [one for process in processes for one in process.get("queues", ())]
+    told = {(str(one["shape"]), str(one["placement"]), AT_HEAD + one["reason"]) for one in own}
+    for one in (*own, *head.seekers):
+        what = str(one["shape"]), str(one["placement"]), one["reason"]
+        if what in told:
+            continue
+        row = found.setdefault(" ".join(what), {**one, "count": 0, "leases": 0})
         row["count"] += one["count"]
         row["leases"] += one["leases"]
     return sorted(found.values(), key=lambda row: -int(row["count"]))[:QUEUES_MAX]
@@ -192,7 +203,8 @@ def runs(told: Sequence[NodeTold]) -> list[tuple[Any, ...]]:
     for node in told:
         for process in (node.seen or ())[1:]:
             for task, name, worker, at, number, began_us, run_us, outcome in process.get("runs", ()):
-                began_ms = (began_us - ahead_us.get(at, node.ahead_us)) / 1e3
+                ahead = node.ahead_us if outcome == INTERRUPTED else ahead_us.get(at, node.ahead_us)
+                began_ms = (began_us - ahead) / 1e3
                 end = OUTCOMES.get(outcome, outcome)
                 found.append((round(began_ms, 2), round(run_us / 1e3, 2), name, at, worker, end, task, number))
     return found

@@ -73,7 +73,7 @@ def as_json(found: Any) -> str:
 
 
 async def look(visitor: Visitor) -> dict[str, Any]:
-    """One document of the cluster as the live page has it, and for how long workers have been in what they run."""
+    """One document of the cluster as the live page has it."""
     nodes: list[dict[str, Any]] = await visitor.ask_head("nodes")
     counters, waiting, hosts, seen, stats = await asyncio.gather(
         visitor.ask_head("stats"), visitor.ask_head("bundles.waiting"), visitor.ask_all(nodes, "host"),
@@ -84,13 +84,7 @@ async def look(visitor: Visitor) -> dict[str, Any]:
     head = HeadTold(
         session=connection.session, address=connection.address, host="", pid=0, now_s=now_s, started_s=now_s,
         counters=counters or {}, seekers=waiting or [], resources=[], bundles=[], failures=[])
-    found = document(head, told, 0)
-    ages = {(one.get("node_id"), one.get("pid"), one.get("code")): one.get("age_s", -1.0)
-            for node in told for one in (node.seen or ())[1:]}
-    for node in found["nodes"]:
-        for worker in node["workers"]:
-            worker["age_s"] = ages.get((node["node_id"], worker["pid"], worker["task"]), -1.0)
-    return found
+    return document(head, told, 0)
 
 
 def with_rates(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:

@@ -188,13 +188,17 @@ def watched(debugger: pdb.Pdb | None, function: Any, run_it: Callable[[Any], Any
     """What run_it gives with the function, with a stop at the function's first line and where it raises."""
     if debugger is None:
         return run_it(function)
-    leave, left = debugger.set_quit, list[bool]()
+    leave, left, clear = debugger.set_quit, list[bool](), debugger.do_clear
 
     def set_quit() -> None:
         left.append(True)
         leave()
 
-    debugger.set_quit = set_quit  # type: ignore[method-assign]
+    def do_clear(number: str) -> None:
+        debugger.do_clear = clear  # type: ignore[method-assign]
+        debugger.clear_bpbynumber(int(number))  # without a word, as it is not the user's
+
+    debugger.set_quit, debugger.do_clear = set_quit, do_clear  # type: ignore[method-assign, assignment]
     try:
         code = getattr(inspect.unwrap(function), "__code__", None)
         if code is not None and not debugger.set_break(code.co_filename, first_line(code), temporary=True):
@@ -208,7 +212,7 @@ def watched(debugger: pdb.Pdb | None, function: Any, run_it: Callable[[Any], Any
         post_mortem(debugger, error)
         raise
     finally:
-        debugger.set_quit = leave  # type: ignore[method-assign]
+        debugger.set_quit, debugger.do_clear = leave, clear  # type: ignore[method-assign]
     if left:
         raise Left
     return result

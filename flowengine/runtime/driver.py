@@ -22,7 +22,7 @@ from flowengine.core import messages as m
 from flowengine.core import owner_state as s
 from flowengine.core.ids import root_id, task_of
 from flowengine.errors import FlowError, HeadLost
-from flowengine.objects.segments import is_session_here
+from flowengine.objects.session_folders import is_session_here
 from flowengine.recovery import durable
 from flowengine.recovery.record import Piece, decoded
 from flowengine.recovery.records import Records
@@ -42,9 +42,11 @@ from flowengine.runtime.visitor import reach
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+waits = logging.getLogger("flowengine.waits")
 
 ENDED = "the engine of this host has ended"
 START_TIMEOUT_S = 30.0
+NO_NODE_TOLD_S = 1.0
 ASK_AGAIN_S = 0.2
 RECORD_TIMEOUT_S = 10.0
 LOGS_PATIENCE_S = 1.0  # at the end, for lines on their way
@@ -107,18 +109,26 @@ class DriverSession(Session):
         """The node of this host in a cluster; where there is none, one without workers is started for its store."""
         self.thread.start()
         asyncio.run_coroutine_threadsafe(self.reach_head(connection), self.loop).result()
-        began_s = time.monotonic()
+        began_s, due_s = time.monotonic(), NO_NODE_TOLD_S
         while True:
-            nodes = self.nodes_of(connection)
+            try:
+                nodes = self.nodes_of(connection)
+            except FlowError:  # it may be started again: it is there when it is reached once more
+                asyncio.run_coroutine_threadsafe(self.reach_head(connection), self.loop).result()
+                nodes = self.nodes_of(connection)
             found = nodes_on(local_addresses(), nodes)
             if found:
                 return found[0]
-            patience_s = START_TIMEOUT_S
-            if nodes and not is_session_here(COMING_NODE + connection.session):
-                patience_s = LOCAL_NODE_PATIENCE_S
-            if time.monotonic() - began_s > patience_s:
+            waited_s = time.monotonic() - began_s
+            patience_s, why = patience_for(connection, nodes)
+            if waited_s > patience_s:
                 break
+            if waited_s >= due_s and self.config.wait_warn_s:
+                waits.warning("waiting for %.0f s, at most %.0f s: %s", waited_s, patience_s, why)
+                due_s = 2 * waited_s
             time.sleep(ASK_AGAIN_S)
+        if not any(entry["total"] for entry in nodes):
+            waits.warning("%s: what is submitted waits for one", no_nodes(connection))
         self.launched = launch(self.settings, connection.session, connection.address, connection.tls)
         self.launched.on_ready = self.node_restarted
         return self.launched.first_ready().node
@@ -367,6 +377,25 @@ class DriverSession(Session):
                 self.ask(node, "logs", scope="local", timeout_s=timeout_s)
             except FlowError:
                 log.debug("node %s did not answer before the end", node)
+
+
+def patience_for(connection: Connection, nodes: list[dict[str, Any]]) -> tuple[float, str]:
+    """How long a program waits for a node on its host, and what for."""
+    if not nodes:
+        return START_TIMEOUT_S, no_nodes(connection)
+    if is_session_here(COMING_NODE + connection.session):
+        return START_TIMEOUT_S, f"the node of this host has yet to join the cluster at {place_of(connection)}"
+    return LOCAL_NODE_PATIENCE_S, ""
+
+
+def no_nodes(connection: Connection) -> str:
+    """What to do about a cluster without nodes."""
+    return f"the cluster at {place_of(connection)} has no node that runs tasks; `flow node --join FILE` brings one"
+
+
+def place_of(connection: Connection) -> str:
+    """Where the head listens."""
+    return connection.address.partition("#")[0]
 
 
 def nodes_on(addresses: set[str], nodes: list[dict[str, Any]]) -> list[str]:

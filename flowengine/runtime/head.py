@@ -36,7 +36,9 @@ log = logging.getLogger(__name__)
 PORT_PATIENCE_S = 5.0  # the port of the last life may be busy for a moment
 PORT_RETRY_S = 0.05
 JOURNAL_RETRY_S = 0.5
+JOURNAL_LOOK_S = 2.0  # between looks whether the file is still there, when nothing is written
 SESSION_CHARS = 12  # of the session, in the head's address
+ALL_ROWS, INSERT_ROW = "SELECT key, value FROM rows ORDER BY key", "INSERT OR REPLACE INTO rows VALUES (?, ?)"
 PAGE_TOPIC = "page"  # asked of a head: where its live page is
 
 Row = tuple[str, bytes | None]
@@ -48,6 +50,7 @@ class JournalFile:
 
     def __init__(self, path: Path, on_error: Callable[[str], None]) -> None:
         self.on_written: Callable[[list[int]], None] = lambda numbers: None
+        self.on_made_again: Callable[[], None] = lambda: None
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path = path
         self._on_error = on_error
@@ -57,10 +60,9 @@ class JournalFile:
 
     def open(self) -> dict[str, bytes]:
         """Read what is there, then be ready for more; raises BadValue when the file is no use."""
-        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
         try:
             with contextlib.closing(self._connect()) as database:
-                rows = dict(database.execute("SELECT key, value FROM rows ORDER BY key"))
+                rows = dict(database.execute(ALL_ROWS))
         except sqlite3.Error as error:
             raise BadValue(f"the journal {self._path} cannot be used: {error}") from error
         self._thread.start()
@@ -77,6 +79,7 @@ class JournalFile:
         self._thread.join()
 
     def _connect(self) -> sqlite3.Connection:
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
         database = sqlite3.connect(self._path, isolation_level="IMMEDIATE")
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=NORMAL")  # a power cut may cost the last rows, never the file
@@ -87,10 +90,13 @@ class JournalFile:
         database = self._connect()
         more = True
         while more:
-            batch = [self._rows.get()]
-            while not self._rows.empty():
-                batch.append(self._rows.get())
+            batch = self._batch()
             more = batch[-1] is not None
+            if not self._path.exists():
+                again = self._made_again(database)
+                if again is None:
+                    return
+                database = again
             rows = [row for part in batch if part is not None for row in part[0]]
             if rows and not self._write(database, rows):
                 break
@@ -98,6 +104,42 @@ class JournalFile:
             if numbers:
                 self.on_written(numbers)
         database.close()
+
+    def _batch(self) -> list[Rows | None]:
+        """What is to be written next, or nothing after a while."""
+        try:
+            batch = [self._rows.get(timeout=JOURNAL_LOOK_S)]
+        except queue.Empty:
+            return [((), 0)]
+        while not self._rows.empty():
+            batch.append(self._rows.get())
+        return batch
+
+    def _made_again(self, nameless: sqlite3.Connection) -> sqlite3.Connection | None:
+        """Somebody has removed the file: its rows, which can still be read, go into a new one; None: the end came."""
+        rows = nameless.execute(ALL_ROWS).fetchall()
+        nameless.close()  # before there is a new one, whose log it would remove
+        told = False
+        while True:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                for rest in self._path.parent.glob(f"{self._path.name}-*"):
+                    rest.unlink()
+                database = self._connect()
+                with database:
+                    database.executemany(INSERT_ROW, rows)
+                break
+            except (OSError, sqlite3.Error) as error:
+                if self._closing or not told:
+                    end = "what it held is lost" if self._closing else "trying again"
+                    self._on_error(f"the journal {self._path} was removed and cannot be made again ({error}); {end}")
+                if self._closing:
+                    return None
+                told = True
+                time.sleep(JOURNAL_RETRY_S)
+        self._on_error(f"the journal {self._path} was removed while the head runs; it was made again from what it held")
+        self.on_made_again()
+        return database
 
     def _write(self, database: sqlite3.Connection, rows: list[Row]) -> bool:
         # The newest value of a key is all that matters, so a batch is one pass, and deleting comes first.
@@ -109,7 +151,7 @@ class JournalFile:
             try:
                 with database:
                     database.executemany("DELETE FROM rows WHERE key = ?", deleted)
-                    database.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?)", kept)
+                    database.executemany(INSERT_ROW, kept)
                 return True
             except sqlite3.Error as error:  # a full or slow disk: the rows stay here until it takes them
                 if self._closing:
@@ -148,6 +190,7 @@ class HeadShell:
         drive.attach(self.endpoint, loop)
         drive.perform[WriteJournal] = self._write
         self.journal.on_written = lambda numbers: self._call_soon(loop, self._written, numbers)
+        self.journal.on_made_again = lambda: self._call_soon(loop, self._leave_connections)
         drive.begin("the start", machine.start(time.monotonic()))
         self._announce()
         self._serve_at_once()
@@ -180,15 +223,20 @@ class HeadShell:
             return
 
     def _announce(self) -> None:
+        settings = self.settings
+        self._leave_connections()
+        log.info("the head of session %s listens at %s", settings.session, self.endpoint.address)
+        if self.report_fd >= 0:
+            os.write(self.report_fd, f"{self.endpoint.address}\n".encode())
+            os.close(self.report_fd)
+
+    def _leave_connections(self) -> None:
+        """The identity of this cluster, for the next life of the head, for nodes and for programs."""
         settings, tls = self.settings, self.settings.tls
         connection = Connection(address=self.endpoint.address, secret=settings.secret.hex(), session=settings.session,
                                 certificate=tls.certificate if tls else None, key=tls.key if tls else None)
         for path in settings.connection_paths:
             write_connection(path, connection)
-        log.info("the head of session %s listens at %s", settings.session, self.endpoint.address)
-        if self.report_fd >= 0:
-            os.write(self.report_fd, f"{self.endpoint.address}\n".encode())
-            os.close(self.report_fd)
 
     def _serve_at_once(self) -> None:
         """The page, where a port is given for it or an earlier life of this head had it open."""

@@ -17,6 +17,7 @@ import msgspec
 from flowengine.config import Config
 from flowengine.core.messages import Shape
 from flowengine.errors import HeadLost
+from flowengine.runtime.open_files import check_open_files
 from flowengine.runtime.settings import LauncherReady, LauncherSettings, Tls
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Launched:
     def __init__(self, settings: LauncherSettings) -> None:
         self.on_ready: Callable[[LauncherReady], None] | None = None
         self.on_end: Callable[[int], None] | None = None
+        check_open_files(settings.num_workers, settings.extra_workers)
         self.process = subprocess.Popen(
             command_of(LAUNCHER), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )

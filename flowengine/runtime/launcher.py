@@ -30,10 +30,19 @@ from types import ModuleType
 
 import msgspec
 
+from flowengine.errors import FlowError
 from flowengine.objects.spill import spill_folder
 from flowengine.runtime import child
 from flowengine.runtime.channel import Channel, channel_pair, close_all
-from flowengine.runtime.connection import Connection, page_path, port_of, session_path, write_connection
+from flowengine.runtime.connection import (
+    Connection,
+    listens,
+    page_path,
+    port_of,
+    read_connection,
+    session_path,
+    write_connection,
+)
 from flowengine.runtime.settings import (
     TO_LAUNCHER,
     EndAll,
@@ -59,6 +68,8 @@ RESTART_DELAY_S = 0.1
 RESTART_DELAY_S_MAX = 5.0
 QUICK_DEATH_S = 2.0  # one that lived shorter counts as a failed start
 FAILED_STARTS_MAX = 8
+FILE_LOOK_S = 2.0
+FILE_LOOKS = 5  # in a row that say the same
 FORMER_MAX = 16  # more nodes than this do not die before one has joined
 # What workers and nodes want at once.
 PRELOADED = ("numpy", "lz4.frame", "cloudpickle", "sqlite3", "psutil", "flowengine.collectives.reducing")
@@ -96,6 +107,7 @@ class Launcher:
         self.worker_of: dict[int, tuple[Life, str]] = {}
         self.folders: list[str] = []
         self.failed_starts = {"head": 0, "node": 0}
+        self.led_elsewhere = 0  # how often in a row the connection file did
         self.exit_code = 0
         self.ending = False
         self._due: list[tuple[float, int, Callable[[], None]]] = []
@@ -114,6 +126,8 @@ class Launcher:
             if not self.settings.head:
                 self._start_head()
             self._start_node()
+            if self.settings.connection_path:
+                self._after(FILE_LOOK_S, self._look_at_file)
             while not self.ending:
                 self._turn(self._wait_s())
         finally:
@@ -167,6 +181,17 @@ class Launcher:
             while self._wake_reader.recv(READ_BYTES):
                 continue
         self._reap()
+
+    def _look_at_file(self) -> None:
+        """End when the file by which this node joined leads elsewhere and its head is gone: that comes back no more."""
+        path, session, head = self.settings.connection_path, self.settings.session, self.settings.head
+        self.led_elsewhere = self.led_elsewhere + 1 if led_elsewhere(path, session, head) else 0
+        if self.led_elsewhere >= FILE_LOOKS:
+            log.error("%s leads to another cluster now, and the head of this node's cluster (session %s) is gone: the "
+                      "node ends. Start it again to join the other one", path, session)
+            self.exit_code = 1
+            self._stop()
+        self._after(FILE_LOOK_S, self._look_at_file)
 
     # --- ends of processes ------------------------------------------------------------------------
 
@@ -426,6 +451,16 @@ class Launcher:
         for pid in self._children():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+
+def led_elsewhere(path: str, session: str, head: str) -> bool:
+    """Whether a connection file is of another cluster than that session, whose head does not listen any more."""
+    try:
+        known = read_connection(path)
+    except FlowError:
+        return False  # no file, or none of ours, says nothing
+    place = head.partition("#")[0]
+    return known.session != session and (known.address.partition("#")[0] == place or not listens(head))
 
 
 def preload(settings: LauncherSettings) -> dict[str, ModuleType]:

@@ -76,7 +76,7 @@ class LongWaits:
             text = session.why(root)
             needs = "" if root == oid else f"{owner.name_of(oid)} needs "
             found.setdefault(needs + text.removeprefix(short(root)).strip(), []).append(oid)
-        texts = [f"{short(oids[0])}{f' and {len(oids) - 1} others' if len(oids) > 1 else ''} {text}"
+        texts = [f"{short(oids[0])}{f' and {len(oids) - 1} more' if len(oids) > 1 else ''} {text}"
                  for text, oids in found.items()]
         more = f"; and {len(texts) - TOLD_MAX} more causes" if len(texts) > TOLD_MAX else ""
         return "; ".join(texts[:TOLD_MAX]) + more, stuck

@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from flowengine.collectives.plan_ways import given_name
 from flowengine.collectives.seats import (
     FindLedger,
@@ -25,7 +27,7 @@ from flowengine.collectives.seats import (
 )
 from flowengine.core import messages as m
 from flowengine.core.actor_saving import CheckpointAsked
-from flowengine.core.collective import ENTRY, Step
+from flowengine.core.collective import ENTRY, Order, Step
 from flowengine.core.ids import object_id, root_id, short
 from flowengine.core.owner_promises import Promised, PromiseKept
 from flowengine.errors import FlowError, ObjectLost, pack_error
@@ -75,10 +77,23 @@ class Membership:
         session = self.session
         return session.actor_home()[0] or session.context.task
 
-    def new_key(self) -> bytes:
-        """A name for a new seat of the running code, that a re-run has again."""
-        context = self.session.context
-        return root_id(b"seat" + context.task + context.next_choice("join").to_bytes(8, "big"))
+    def next_join(self) -> int:
+        """How many seats the running code took before."""
+        return self.session.context.next_choice("join")
+
+    def key_of(self, number: int) -> bytes:
+        """A name for that seat of the running code, that a re-run has again."""
+        return root_id(b"seat" + self.session.context.task + number.to_bytes(8, "big"))
+
+    def order_of(self, number: int) -> Order:
+        """In which order that seat's group folded when this code ran before; empty if it did not come so far."""
+        noted = self.session.context.recorded.get(("join", number))
+        return msgspec.msgpack.decode(noted, type=Order) if noted is not None else ()
+
+    def note_order(self, number: int, order: Order) -> None:
+        """Remember it for another run of this code: a group that is formed anew on other nodes gives the same bits."""
+        if ("join", number) not in self.session.context.recorded:
+            self.session.note("join", number, msgspec.msgpack.encode(order))
 
     def host(self) -> ActorHost | None:
         """The machine of the actor that lives here, if one does."""
@@ -89,7 +104,7 @@ class Membership:
         """Whether the running code may come again and repeat what it did."""
         host = self.host()
         if host is not None:
-            return bool(host.life.recovery == "exactly_once")
+            return bool(host.life.recovery == "exactly_once" and host.life.max_restarts != 0)
         push = self.session.context.push
         return push is not None and push.spec.max_retries != 0
 
@@ -106,6 +121,8 @@ class Membership:
             other = member()
             if other is None or (other.name, other.home, other.rank) == (group.name, group.home, group.rank):
                 self.leave(number)  # nobody refers to it, or it joins again
+                if other is not None and other.key != group.key:  # else one is a copy of the other
+                    other.replaced()
         group.seat = next(self.numbers)
         self.members[group.seat] = weakref.ref(group)
         self.step(SeatAsked(group.seat, 0, self.joined(group)))
@@ -116,6 +133,7 @@ class Membership:
         return m.GroupJoined(
             group.name, group.place.size, group.rank, group.key, session.node, session.host, os.getpid(),
             group.timeout_s, group.on_failure, group.restorable, group.seating, group.next_step, self.life(),
+            *group.former,
         )  # fmt: skip
 
     def seated(self, group: Group) -> m.GroupFormed | m.JoinRefused:

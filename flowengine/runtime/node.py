@@ -40,8 +40,8 @@ from flowengine.core.messages import (
 )
 from flowengine.core.node import Node
 from flowengine.core.node_desk import NodeSettings
-from flowengine.objects import segments as store_files
-from flowengine.objects import spill
+from flowengine.objects import session_folders, spill
+from flowengine.objects.segments import Segments
 from flowengine.objects.transfer import Transfers
 from flowengine.recovery import durable
 from flowengine.runtime import gpus, process
@@ -72,6 +72,7 @@ LOGS_TOPIC = "logs"  # asked by a driver before it ends: answered when all that 
 SHELL_TOPICS = frozenset((LOGS_TOPIC, "running", "threads", "host", "printed", process.END_TOPIC))
 FORCE_LOOK_S = 0.02  # a task that is to be killed may be about to begin: its worker is looked at so often ...
 FORCE_LOOKS_MAX = 25  # ... and so many times
+NO_HEAD_TOLD_S = 30.0
 HARMS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "thaw": signal.SIGCONT}
 
 
@@ -90,6 +91,7 @@ class NodeShell:
         self.host_use: HostUse | None = None
         self.folder = ""
         self.misses_head = False
+        self.missed_s = self.tell_s = 0.0  # since when it has no link to the head, and when that is told again
         self.next_look: asyncio.TimerHandle | None = None  # at the shared memory that is free
         self.head_told: asyncio.Future[str]
         self.ended: asyncio.Event
@@ -122,20 +124,20 @@ class NodeShell:
 
     def _open_store(self) -> None:
         settings, pid = self.settings, os.getpid()
-        store_files.sweep(settings.store_root)
+        session_folders.sweep(settings.store_root)
         spill.sweep(settings.state_dir)
         spill.sweep(settings.state_dir, LOGS)
         threading.Thread(target=durable.sweep, args=(settings.live_url,), name="flowengine-sweep", daemon=True).start()
-        self.folder = store_files.session_folder(settings.session, pid, settings.store_root)
+        self.folder = session_folders.session_folder(settings.session, pid, settings.store_root)
         # What is pulled here is given back when it is freed; results of collectives have a pool, as writers have.
-        self.segments = store_files.Segments(self.folder, pool_bytes_max=0)
+        self.segments = Segments(self.folder, pool_bytes_max=0)
         disk_folder = spill.spill_folder(settings.state_dir, settings.session, pid)
         self.transfers = Transfers(self.segments, self._open_stream, self.config)
         self.objects = Objects(self.segments, self.transfers, disk_folder, self.config)
         self.transfers.disk_path = self.objects.disk_path
         self.objects.look_at_memory = self._look_at_memory
         pool_bytes = int(settings.store_limit_bytes * self.config.pool_fraction)
-        warm = store_files.Segments(self.folder, pool_bytes)
+        warm = Segments(self.folder, pool_bytes)
         self.collectives = Collectives(self.segments, warm, self._open_stream, self.config)
         self.collectives.remove_other = self.objects.remove
 
@@ -332,7 +334,10 @@ class NodeShell:
         elif order.target == "head":
             self._say(SignalHead(number))
         elif self.workers is not None:
-            self.workers.stop(StopWorker(order.target, number))
+            self.workers.stop(StopWorker(order.target, order.argument or number))
+            if order.argument:  # it may go on for long all the same
+                last = StopWorker(order.target, signal.SIGKILL)
+                asyncio.get_running_loop().call_later(self.config.stop_grace_s, self.workers.stop, last)
         return True
 
     def _on_lost(self, peer: str, reason: str) -> None:
@@ -344,10 +349,20 @@ class NodeShell:
             self.segments.reap(pid)
         # The head keeps its address over its lives, and a node that was cut off comes back under its own.
         self.endpoint.forgive(peer)
-        if peer == self.head and not self.misses_head:
-            self.misses_head = True
-            log.info("this node has no link to the head: %s. It goes on, and tries to join again", reason)
+        if peer == self.head:
+            self._no_head(reason, time.monotonic())
         self.drive.lost(peer, reason)
+
+    def _no_head(self, reason: str, now: float) -> None:
+        """Tell it, and again when it has lasted for long, then for twice as long, and so on."""
+        if not self.misses_head:
+            self.misses_head, self.missed_s, self.tell_s = True, now, now + NO_HEAD_TOLD_S
+            log.info("this node has no link to the head: %s. It goes on, and tries to join again", reason)
+        elif now >= self.tell_s:
+            missed_s = now - self.missed_s
+            self.tell_s = now + missed_s
+            log.warning("this node has had no link to the head for %.0f s: %s. It goes on trying; end the node if that "
+                        "cluster is no more", missed_s, reason)
 
     async def _on_stream(self, peer: str, hello: dict[str, Any], stream: Any) -> None:
         if LANE_HELLO in hello:

@@ -55,7 +55,7 @@ WRITTEN_BYTES_MIN = 2 << 20  # of a piece whose place in the result is not mappe
 INLINE_BYTES_MAX = 4 << 20  # read by one fold; less is done on the loop, as a thread costs more
 OPENED_BYTES_MAX = 8 << 20  # of gifts and results that are opened on the loop
 EARLY_BYTES_MAX = 64 << 20  # of pieces whose course is not known here yet
-EARLY_S = 120.0  # and they are not waited for so long, where room is needed
+EARLY_S = 120.0  # so long they wait for it: its ledger may be dead
 SCRATCH_KEPT_BYTES_MAX = 64 << 20
 PAST_MAX = 10_000
 CREATE_THREADS = 2
@@ -134,6 +134,7 @@ class Collectives:
         self.early: dict[bytes, list[Landing]] = {}
         self.early_bytes = 0
         self._less_early = asyncio.Event()
+        self._is_watching = False
         self.awaited: dict[bytes, int] = {}  # op: its epoch, of courses that cannot be opened yet
         self._sweeping = False
         self._ended_s = 0.0  # when a step ended last
@@ -414,6 +415,7 @@ class Collectives:
         elif landing.is_early and not self._is_late(frame):
             landing.came_s = asyncio.get_running_loop().time()
             self.early.setdefault(frame.op, []).append(landing)
+            self._watch_early()
         else:
             self.failed(landing)
 
@@ -472,6 +474,15 @@ class Collectives:
             landing.is_early = False
             self.early_bytes -= landing.early_bytes
             self._less_early.set()
+
+    def _watch_early(self, again: bool = False) -> None:
+        """Let the memory of what comes for nothing go in time."""
+        if again:
+            self._end_early()
+        if again or not self._is_watching:
+            self._is_watching = bool(self.early)
+            if self._is_watching:
+                asyncio.get_running_loop().call_later(EARLY_S, self._watch_early, True)
 
     def _end_early(self) -> bool:
         """Drop what came so long ago that its course will not come; whether there was any."""

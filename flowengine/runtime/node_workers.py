@@ -19,6 +19,7 @@ import msgspec
 from flowengine.core.commands import CheckWorker, StartWorker, StopWorker, WorkerChecked, WorkerEnded
 from flowengine.core.ids import TASK_ID_BYTES
 from flowengine.core.messages import Death, LogLines, Message, WorkerStuck
+from flowengine.runtime.open_files import two_pipes
 from flowengine.runtime.settings import ForkWorker, SignalWorker, WorkerForked, WorkerReaped, WorkerSettings
 from flowengine.runtime.worker_logs import WorkerLogs, logs_folder
 
@@ -153,9 +154,13 @@ class Workers:
         """Have the launcher fork a worker."""
         worker_id = command.worker_id
         running_path = Path(self.template.store_folder, f".running-{worker_id}")
-        running_path.write_bytes(bytes(RUNNING_BYTES))
-        out_reader, out_writer = os.pipe()
-        err_reader, err_writer = os.pipe()
+        try:
+            running_path.write_bytes(bytes(RUNNING_BYTES))
+            out_reader, out_writer, err_reader, err_writer = two_pipes()
+        except OSError as error:
+            running_path.unlink(missing_ok=True)
+            self._step(WorkerEnded(Death(worker_id, self.template.host, 0, 1, reason=str(error))))
+            return
         chars_max = self._config.log_line_chars_max
         streams = Lines(out_reader, "out", chars_max), Lines(err_reader, "err", chars_max)
         process = Process(worker_id, running_path, streams, self._config.log_lines_kept)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from flowengine.runtime import drive
+from flowengine.runtime.child import run_and_exit
 from flowengine.runtime.link import Endpoint, EndpointConfig, make_security
 
 if TYPE_CHECKING:
@@ -103,13 +104,17 @@ def end_event() -> asyncio.Event:
 
 
 def stacks() -> list[str]:
-    """What each thread of this process does, as text; the main thread, which runs tasks, is the first."""
+    """What each thread of this process does, as text; the main thread, which runs tasks, is the first.
+
+    The frames of the launcher that it was forked from are left out.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = []
     frames = sys._current_frames().items()
     for ident, frame in sorted(frames, key=lambda one: (one[0] != threading.main_thread().ident, one[0])):
-        lines = "".join(traceback.format_stack(frame))
-        found.append(f"thread {names.get(ident, '?')}\n{lines}")
+        calls = traceback.extract_stack(frame)
+        begin = max((at for at, call in enumerate(calls, 1) if call.name == run_and_exit.__name__), default=0)
+        found.append(f"thread {names.get(ident, '?')}\n{''.join(traceback.format_list(calls[begin:]))}")
     return found
 
 

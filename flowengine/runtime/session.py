@@ -69,6 +69,7 @@ class Session(Hearing):
         self.node_id = ""
         self.session_name = ""
         self.head = ""
+        self.store_limit_bytes = 0  # of this host's node
         self.nodes_seen: tuple[m.NodeEntry, ...] = ()
         self.nodes_known = threading.Event()  # those that were seen are all
         self.nodes_known.set()
@@ -141,6 +142,7 @@ class Session(Hearing):
         self.session_name = welcome.session
         self.head = welcome.head
         self.owner.head = welcome.head
+        self.store_limit_bytes = welcome.store_limit_bytes
         pool_bytes = int(welcome.store_limit_bytes * self.config.pool_fraction)
         self.values = Values(self, Segments(welcome.store_folder, pool_bytes))
         self.membership.moved(self.node)

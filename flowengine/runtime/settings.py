@@ -99,6 +99,12 @@ class LauncherSettings(Settings, frozen=True, kw_only=True):
     watch_parent: bool = True  # end when stdin ends or the parent process does
     log_to_driver: bool = True
     relay: str = ""  # what Place.relay says
+    connection_path: str = ""  # that led here, as far as it is to be looked at
+
+    @property
+    def extra_workers(self) -> int:
+        """How many workers the node may start beyond the slots."""
+        return self.config.workers_extra_max if self.total else 0
 
 
 class LauncherReady(Settings, frozen=True, kw_only=True):

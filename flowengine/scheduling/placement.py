@@ -9,6 +9,7 @@ from flowengine.core.messages import NodeEntry, Shape
 from .resources import AT, SCALE, SEP, Units, shown_amount, shown_need, units_of
 
 ANYWHERE = "*"
+FEW = "-few-"  # no node's id: the tasks need no amounts and seldom wait for each other, so few processes do for many
 RUN_S_GUESS = 0.01  # of a task, until it was measured
 BYTES_PER_S_GUESS = 1e9
 RANK_S = 0.05  # what one step down in an order of preference is worth

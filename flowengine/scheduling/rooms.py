@@ -257,8 +257,8 @@ class Rooms:
         allowed = None if wish.anywhere else [node for node in self._named(wish.placement) if node in self.nodes]
         if allowed == []:
             return f"node {', '.join(self._named(wish.placement))} is not there"
-        if not self.nodes:
-            return "no node is there"
+        if not any(node.entry.total for node in self.nodes.values()):
+            return "no node that runs tasks is there: `flow node --join FILE` brings one"
         who = "no node" if allowed is None else f"none of {', '.join(allowed)}"
         for key, count in wish.need:
             largest = self._most(key, allowed)

@@ -64,11 +64,11 @@ class Elastic(Trainer):
         self.pace.begin()
         while left:
             self.change()
-            some = min(left, self.pace.steps)
-            first, losses = self.together("run", some)
+            some = min(left, self.pace.chosen())
+            ran = self.together("run", some)
             self.pace.ended(some)
             left -= some
-            yield from enumerate(losses, first)
+            yield from enumerate(ran.losses, ran.first)
 
     def weights(self) -> Any:
         """The weights as they are now, as arrays of the caller's own."""

@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Any
 
+from flowengine.collectives.forms import Given, Opened
 from flowengine.errors import BadType
 
 NEEDED = ("gradient", "apply")
@@ -33,6 +35,11 @@ def weights_of(model: Any) -> Any:
     except AttributeError:
         name = type(model).__name__
         raise BadType(f"the model {name} has no attribute 'weights': arrays, or a list or dict of them") from None
+
+
+def content_of(weights: Any) -> int:
+    """A number that is the same for the same bits."""
+    return int.from_bytes(hashlib.blake2b(Given(Opened(weights, "weights")).blob(), digest_size=7).digest())
 
 
 def loss_of(model: Any) -> float:

@@ -40,7 +40,7 @@ class ParameterServer(Trainer):
             self.close()
             raise
         for member in self.members:
-            self.pending[member.gradient.remote(self.step, now)] = member
+            self.pending[member.gradient.remote(self.step, [now])] = member
 
     def steps(self, count: int) -> Iterator[tuple[int, float]]:
         """Do so many more steps; gives the number and the mean loss of each, as they are done."""
@@ -52,7 +52,7 @@ class ParameterServer(Trainer):
         """One step; large gradients and weights that went with their node are asked for again."""
         for _ in range(LOST_MAX):
             first, _ = flow.wait(list(self.pending), num_returns=self.wait_for)
-            loss, now = self.server.apply.options(num_returns=2).remote(flow.reduce(first, op="mean"))
+            loss, now = self.server.apply.options(num_returns=2).remote([flow.reduce(first, op="mean")])
             self.ask([self.pending.pop(ref) for ref in first], self.step + 1, now)
             if not ends_with(loss, ObjectLost):
                 break
@@ -64,7 +64,7 @@ class ParameterServer(Trainer):
     def ask(self, members: list[ActorHandle], step: int, weights: flow.ObjectRef) -> None:
         """Have them compute gradients at these weights."""
         for member in members:
-            self.pending[member.gradient.remote(step, weights)] = member
+            self.pending[member.gradient.remote(step, [weights])] = member
 
     def weights(self) -> Any:
         """The weights as they are now, as arrays of the caller's own."""
@@ -76,15 +76,19 @@ class ParameterServer(Trainer):
         return [self.server, *self.members]
 
 
+# What they are given they get inside of the call: in a process that comes back and repeats its calls, one whose input
+# went with a node raises ObjectLost, which nobody hears, instead of ending the actor.
+
+
 class Server:
     """Keeps the weights."""
 
     def __init__(self, model: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.model = model(*args)
 
-    def apply(self, given: list[Any]) -> tuple[float, Any]:
+    def apply(self, given: list[flow.ObjectRef]) -> tuple[float, Any]:
         """Change the weights; gives the mean loss, and them."""
-        gradient, loss = given
+        gradient, loss = flow.get(given[0])
         self.model.apply(gradient)
         return float(loss), weights_of(self.model)
 
@@ -105,9 +109,9 @@ class Worker:
         """The model is made."""
         return True
 
-    def gradient(self, step: int, weights: Any) -> list[Any]:
+    def gradient(self, step: int, weights: list[flow.ObjectRef]) -> list[Any]:
         """The gradient at these weights, and its loss."""
-        self.model.weights = weights
+        self.model.weights = flow.get(weights[0])
         return [self.model.gradient(step, self.rank, self.size), loss_of(self.model)]
 
     def pid(self) -> int:

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import flowengine as flow
 from flowengine.actors import ActorHandle
@@ -80,18 +80,21 @@ class Trainer:
         return f"{type(self).__name__}({self.name}, {len(self.members)} workers)"
 
     def first_of(self, refs: Sequence[flow.ObjectRef]) -> Any:
-        """The first value, when all are there; of errors the one that others follow from."""
-        values, errors = [], []
-        for ref in refs:
-            try:
-                values.append(flow.get(ref))
-            except FlowError as error:
-                errors.append(error)
+        """The first value, when all are there."""
+        return self.all_of(refs)[0]
+
+    def all_of(self, refs: Sequence[flow.ObjectRef]) -> list[Any]:
+        """All values; of errors the one that others follow from is raised, and the loop is over."""
+        values, errors = ends_of(refs)
         if errors:
-            cause = next((error for error in errors if not isinstance(error, CollectiveError)), errors[0])
-            self.over = f"a step failed: {str(cause).splitlines()[0]}"
-            raise cause
-        return values[0]
+            self.fail(errors)
+        return values
+
+    def fail(self, errors: Sequence[FlowError]) -> NoReturn:
+        """The loop is over."""
+        cause = next((error for error in errors if not isinstance(error, CollectiveError)), errors[0])
+        self.over = f"a step failed: {str(cause).splitlines()[0]}"
+        raise cause
 
 
 class Pace:
@@ -101,6 +104,10 @@ class Pace:
         self.is_fixed = steps_per_call is not None
         self.steps = 1 if steps_per_call is None else whole("steps_per_call", steps_per_call, 1, STEPS_MAX)
         self.ended_s = time.monotonic()
+
+    def chosen(self) -> int:
+        """How many steps the next call has: the same when this code runs again, as it gets the results of then."""
+        return self.steps if self.is_fixed else int(flow.record(lambda: self.steps))
 
     def begin(self) -> None:
         """Calls begin after a while without."""
@@ -112,6 +119,17 @@ class Pace:
         took_s, self.ended_s = max(now - self.ended_s, 1e-6), now
         if not self.is_fixed:
             self.steps = max(1, min(2 * self.steps, round(steps * CALL_S / took_s)))
+
+
+def ends_of(refs: Sequence[flow.ObjectRef]) -> tuple[list[Any], list[FlowError]]:
+    """Values and errors, when all are there."""
+    values, errors = [], []
+    for ref in refs:
+        try:
+            values.append(flow.get(ref))
+        except FlowError as error:
+            errors.append(error)
+    return values, errors
 
 
 def ends_with(ref: flow.ObjectRef, kind: type[FlowError]) -> bool:

@@ -276,6 +276,14 @@ def test_references_of_an_actor_that_comes_again() -> None:
         assert [float(flow.get(ref, timeout=PATIENCE_S)[0]) for ref in refs] == [0, 2, 4]
 
 
+def test_an_actor_that_nothing_starts_again_is_not_waited_for() -> None:
+    group = members("for good", 2, {"max_restarts": 0})
+    each(group, "step")
+    kill(group[1])
+    with pytest.raises(flow.MemberLost, match="nothing repeats its steps"):
+        flow.get(group[0].step.remote(), timeout=PATIENCE_S)
+
+
 def test_a_task_that_runs_again_repeats_its_steps(tmp_path: Any) -> None:
     @flow.remote(num_cpus=0, max_retries=3, retry_exceptions=True)
     def train(name: str, rank: int, harm: str = "") -> Any:
@@ -315,6 +323,14 @@ def test_the_seat_of_a_task_is_free_when_it_has_ended() -> None:
     for _ in range(3):
         refs = flow.get([once.remote(rank) for rank in range(2)], timeout=PATIENCE_S)
         assert flow.get(refs, timeout=PATIENCE_S) == [1, 1]
+
+
+def test_a_group_that_was_joined_again_leaves_its_seat_to_the_new_one() -> None:
+    old = flow.collectives.join("twice", 1, 0)
+    new = flow.collectives.join("twice", 1, 0)
+    with pytest.raises(flow.BadValue, match="has joined again"):
+        old.barrier()
+    assert new.allreduce(3) == 3
 
 
 @pytest.mark.parametrize("stop", ["cancel", "timeout"])
@@ -384,6 +400,23 @@ def test_newcomers_may_be_taken_in_in_another_order_than_that_of_the_ranks_they_
         group.append(newcomer)
     assert [where[:2] for where in each(group, "where")] == [(rank, 4) for rank in range(4)]
     assert do(group, "allgather", [0, 1, 2, 3]) == [[0, 1, 2, 3]] * 4
+
+
+@flow.remote(num_cpus=0, max_retries=1)
+def joins_twice(path: str) -> list[Any]:
+    """In what order the group folds that it joins, and in what order the attempt before knows that it did."""
+    before = current_session().membership.order_of(0)
+    group = flow.collectives.join("known", 1, 0)
+    if not os.path.exists(path):
+        flow.commit()
+        open(path, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [before, group.former]
+
+
+def test_who_runs_again_knows_in_what_order_its_group_folded(tmp_path) -> None:
+    before, now = flow.get(joins_twice.remote(str(tmp_path / "once")), timeout=PATIENCE_S)
+    assert before == now == ((0,), (0,))
 
 
 # --- what is told when a call is looked at again --------------------------------------------------

@@ -84,6 +84,7 @@ def test_status_stack_timeline_and_story(cluster, tmp_path):
     assert stack.returncode == 0
     assert "runs no task" in stack.stdout
     assert "thread flowengine-loop" in stack.stdout
+    assert "run_launcher" not in stack.stdout  # what the processes were forked from
     out = tmp_path / "out.json"
     assert run("timeline", out, "--join", cluster.file).returncode == 0
     assert any(event["name"] == "where" for event in json.loads(out.read_bytes())["traceEvents"])

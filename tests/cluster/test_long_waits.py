@@ -43,7 +43,7 @@ def test_a_task_that_no_node_can_run(told):
     refs = [same.remote(same.remote(impossible.remote())) for _ in range(3)]
     with pytest.raises(flow.GetTimeout):
         flow.get(refs, timeout=3)
-    assert "and 2 others same needs impossible: waits for no node has GPU: 1" in told()[0]
+    assert "and 2 more same needs impossible: waits for no node has GPU: 1" in told()[0]
     assert 2 <= len(told()) <= 3  # doubling, from the first second on
 
 

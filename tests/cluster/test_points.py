@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import time
+
 import pytest
 
 import flowengine as flow
 from experiments.kill_points.scenes import CALLS, PLACES, play, wrong
 from flowengine.chaos.inject import POINTS
-from tests.cluster.kit import two_workers
+from tests.cluster.kit import two_workers, until
 
 pytestmark = pytest.mark.cluster
 
@@ -74,3 +77,36 @@ def test_a_method_of_one_actor_is_armed():
     assert not arm.fired
     assert flow.get(one.second.remote(), timeout=20) == 2
     assert arm.fired
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGINT, signal.SIGTERM])
+def test_a_worker_that_a_signal_does_not_end_is_killed(number, tmp_path):
+    @flow.remote(max_retries=0)
+    def wait():
+        (tmp_path / "began").touch()
+        while True:
+            time.sleep(0.01)
+
+    ref = wait.remote()
+    until((tmp_path / "began").exists)
+    flow.chaos.kill_worker(of=ref, signal=number)
+    with pytest.raises(flow.WorkerCrashed, match="SIGSEGV" if number == signal.SIGSEGV else "SIGKILL"):
+        flow.get(ref, timeout=20)
+
+
+def test_harm_that_cannot_be_done_is_refused_at_the_call():
+    chaos = flow.chaos
+    for number in (signal.SIGCONT, signal.SIGSTOP, signal.SIGCHLD, 0, -1, 65):
+        with pytest.raises(flow.BadValue, match="signal"):
+            chaos.kill_worker(of="any", signal=number)
+    for harm in (chaos.kill_worker, chaos.freeze, chaos.thaw):
+        with pytest.raises(flow.BadType, match="an actor or a worker_id, not 7"):
+            harm(7)
+        with pytest.raises(flow.BadValue, match="no worker 'w7' now"):
+            harm("w7")
+    for harm in (chaos.kill_node, chaos.cut, chaos.heal):
+        for wrong_id in (7, [], flow.nodes()[0]):
+            with pytest.raises(flow.BadType, match="node_id must be the id of a node"):
+                harm(wrong_id)
+    with pytest.raises(flow.BadValue, match="lose_every_s must be"), chaos.plan(7, 1, 0):
+        raise AssertionError("it began")

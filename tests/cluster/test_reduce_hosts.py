@@ -79,6 +79,39 @@ def test_functions_and_the_same_input_twice_over_two_hosts(cluster):
     assert flow.get(flow.reduce(refs, op=lambda a, b: a + b), timeout=60)[5] == 6
 
 
+@pytest.mark.parametrize("dtype", ["f8", "i8"])
+def test_inputs_larger_than_all_stores_are_folded_as_there_is_room(cluster, dtype):
+    total = flow.reduce(spread(8, dtype, 24 * LARGE), op="mean")  # of 24 MiB each, in two stores of 64
+    assert (flow.get(total, timeout=90) == 3.5).all()
+
+
+@flow.remote(num_cpus=0)
+def noise(number, size, is_nested):
+    values = np.random.default_rng(number).normal(size=size).astype("f4")
+    return {"w": values, "b": [values[:3].astype("f8")]} if is_nested else values
+
+
+@pytest.mark.parametrize(("count", "size", "is_nested"), [
+    (5, LARGE, False),
+    (14, 12 * LARGE, False),  # 6 MiB each: several courses, one after the other
+    (5, 2 * LARGE, True),
+])
+def test_a_sum_that_is_lost_is_made_again_with_the_same_bits_wherever_the_inputs_are_then(
+    cluster, count, size, is_nested
+):
+    nodes = flow.nodes()
+    refs = [on(nodes[n % 2], noise).remote(n, size, is_nested) for n in range(count)]
+    flow.wait(refs, num_returns=count, timeout=60)
+    total = flow.reduce(refs)
+    before = flow.get(total, timeout=60, copy=True)
+    for ref in refs:
+        flow.get(ref, timeout=60)  # now all are here, and could be folded in their order
+    flow.chaos.lose(total)
+    after = flow.get(total, timeout=60)
+    pairs = [(before, after)] if not is_nested else [(before["w"], after["w"]), (before["b"][0], after["b"][0])]
+    assert all(one.tobytes() == other.tobytes() for one, other in pairs)
+
+
 def test_losses_on_two_hosts(cluster):
     refs = spread(4)
     flow.chaos.lose(refs[1])

@@ -36,6 +36,10 @@ def fails(error):
     raise error
 
 
+async def in_a_while(one, other):
+    return one + other
+
+
 @pytest.mark.parametrize(("op", "expected"), [("sum", 10), ("prod", 24), ("min", 1), ("max", 4), ("mean", 2.5)])
 def test_operations_over_results_that_do_not_exist_yet(engine, op, expected):
     got = flow.get(flow.reduce([full.remote(number) for number in (1, 2, 3, 4)], op=op), timeout=30)
@@ -94,8 +98,11 @@ def test_the_first_that_arrive(engine, tmp_path):
     flow.get(refs, timeout=30)
     flow.chaos.lose(total)
     assert flow.get(total, timeout=30)[7] == 111  # made again from the same ones
-    for _ in range(2):
-        assert flow.get(flow.reduce([flow.put(1), fails.remote(ValueError("late"))], num_inputs=1), timeout=30) == 1
+    late, early = fails.remote(ValueError("late")), fails.remote(ValueError("early"))
+    for refs in ([flow.put(1), late], [early, full.remote(1, 1)]):
+        assert flow.get(flow.reduce(refs, num_inputs=1), timeout=30) == 1  # errors are passed over
+    with pytest.raises(ValueError, match="both"):
+        flow.get(flow.reduce([fails.remote(ValueError("both")) for _ in range(2)], num_inputs=1), timeout=30)
 
 
 def test_reductions_that_wait_hold_no_process(engine, tmp_path):
@@ -107,6 +114,7 @@ def test_reductions_that_wait_hold_no_process(engine, tmp_path):
     assert len(flow.nodes()[0].workers) < 20
     file.touch()
     assert [int(value[0]) for value in flow.get(pending, timeout=60)] == list(range(300))
+    assert len(flow.nodes()[0].workers) < 20  # nor do many that could run at once
 
 
 def test_a_thousand_small_ones(engine):
@@ -154,7 +162,8 @@ def test_mistakes_of_the_caller_are_told_at_once(engine):
     for refs, options, error in (
         ([], {}, "at least one"), ([ref], {"op": "nonsense"}, "nonsense"), ([ref], {"op": 3}, "function"),
         ([ref], {"num_inputs": 2}, "num_inputs"), ([ref], {"num_inputs": 0}, "num_inputs"), ([ref, 1], {}, "found 1|1"),
-        (ref, {}, "list"), ([ref, ref], {"num_inputs": 1}, "twice"),
+        (ref, {}, "list"), ([ref, ref], {"num_inputs": 1}, "twice"), ([ref], {"op": full}, "full is remote"),
+        ([ref], {"op": in_a_while}, "in_a_while is async"),
     ):
         with pytest.raises((ValueError, TypeError), match=error):
             flow.reduce(refs, **options)

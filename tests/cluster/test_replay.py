@@ -443,6 +443,7 @@ def test_the_debugger_stops_in_the_code_and_where_it_raises():
         flow.replay(ref, debug=stops)
     shown = out.getvalue()
     assert "drawn = float(flow.rng().random())" in shown
+    assert "breakpoint" not in shown
     assert "900" in shown
     assert "raise ValueError" in shown
     assert "0." in shown.rpartition("raise ValueError")[2]

@@ -13,7 +13,7 @@ import pytest
 import flowengine as flow
 from flowengine.train.elastic import has_died
 from flowengine.train.trainer import Trainer
-from tests.cluster.kit import two_workers, until
+from tests.cluster.kit import gone, two_workers, until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(90)]
 WIDTH = 20
@@ -121,6 +121,80 @@ def test_a_model_without_a_loss_and_with_weights_in_a_dict() -> None:
         assert trainer.weights()["steps"].tolist() == [4]
 
 
+# --- a whole host is lost, and with it what its group kept -----------------------------------------
+
+
+class Uneven(Line):
+    """Of one rank there is never a checkpoint, so after the death of all it is behind the others."""
+
+    def __init__(self, left: int, heavy: bool = True) -> None:
+        super().__init__()
+        self.left, self.rank, self.heavy = left, -1, heavy
+        self.weights = [np.zeros(WIDTH), np.zeros(WIDTH)]  # the second: momenta
+        self.momenta = np.zeros(WIDTH)
+
+    def gradient(self, step: int, rank: int, size: int) -> Any:
+        self.rank = rank
+        x = np.random.default_rng([step, rank]).normal(size=(64, WIDTH))
+        error = x @ (self.weights[0] - np.arange(WIDTH))
+        self.mean = float(np.mean(error**2))
+        return x.T @ error / len(x)
+
+    def apply(self, gradient: Any) -> None:
+        self.momenta = 0.5 * (self.weights[1] if self.heavy else self.momenta) + gradient
+        self.weights = [self.weights[0] - 0.03 * self.momenta, self.momenta * self.heavy]
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.rank == self.left:
+            raise ValueError("not this one")
+        return self.__dict__
+
+
+def kill_the_node_of(trainer: Trainer) -> None:
+    pids = trainer.pids()
+    flow.chaos.kill_node(flow.nodes()[0].node_id)
+    until(lambda: all(gone(pid) for pid in pids))
+
+
+@pytest.mark.parametrize("left", [0, 2])
+def test_members_that_lost_what_was_kept_go_on_from_the_one_that_is_furthest(left: int) -> None:
+    found = []
+    for kills in (False, True):
+        with flow.train.DataParallel(Uneven, left, workers=3, steps_per_call=2, checkpoint=1) as trainer:
+            told = list(trainer.steps(8))
+            for step, loss in trainer.steps(12):
+                told.append((step, loss))
+                if kills and step == 11:
+                    kill_the_node_of(trainer)
+            if kills:
+                assert trainer.groups > 1
+                assert len(set(map(str, flow.get([one.weights.remote() for one in trainer.members])))) == 1
+            found.append((told, np.stack(trainer.weights()).tobytes()))
+    assert [step for step, _ in found[1][0]] == list(range(20))
+    assert found[0] == found[1]
+
+
+def test_weights_are_those_of_the_last_step_also_when_all_have_died_since() -> None:
+    found = []
+    for kills in (False, True):
+        with flow.train.DataParallel(Uneven, 0, workers=2, steps_per_call=2, checkpoint=1) as trainer:
+            trainer.run(8)
+            if kills:
+                kill_the_node_of(trainer)
+                with pytest.raises(flow.MemberLost):
+                    flow.get(trainer.members[0].weights.remote(), timeout=PATIENCE_S)
+            found.append(np.stack(trainer.weights()).tobytes())
+    assert found[0] == found[1]
+
+
+def test_what_is_not_in_the_weights_cannot_be_brought_on_and_is_told() -> None:
+    with flow.train.DataParallel(Uneven, 1, False, workers=2, steps_per_call=2, checkpoint=1) as trainer:
+        trainer.run(8)
+        kill_the_node_of(trainer)
+        with pytest.raises(ValueError, match="All that `apply` uses has to be in `weights`, such as momenta"):
+            trainer.run(2)
+
+
 # --- what goes wrong ------------------------------------------------------------------------------
 
 
@@ -155,6 +229,21 @@ def test_a_model_that_cannot_be_made(kind: Any) -> None:
         kind(Line, workers=1, nonsense=1)
     with pytest.raises(TypeError, match="is a class"):
         kind(Line())
+
+
+class Bare:
+    """Has all methods and no weights."""
+
+    def gradient(self, step: int, rank: int, size: int) -> Any:
+        return np.zeros(1)
+
+    def apply(self, gradient: Any) -> None: ...
+
+
+@pytest.mark.parametrize("kind", [flow.train.DataParallel, flow.train.Elastic])
+def test_a_model_without_weights_is_told_at_once(kind: Any) -> None:
+    with pytest.raises(TypeError, match="'weights'"):
+        kind(Bare, workers=2, timeout_s=PATIENCE_S * 10)
 
 
 def test_an_end_is_an_end() -> None:
@@ -228,6 +317,14 @@ def test_gradients_that_are_lost_are_asked_for_again() -> None:
         trainer.run(30)
         assert np.abs(trainer.weights() - 1).max() < 0.01
         assert [step for step, _ in trainer.steps(1)] == [32]
+
+
+def test_a_server_whose_node_is_lost_goes_on_from_what_is_left() -> None:
+    with flow.train.ParameterServer(Wide, workers=3, wait_for=2, checkpoint="never") as trainer:
+        trainer.run(5)
+        kill_the_node_of(trainer)
+        trainer.run(30)
+        assert np.abs(trainer.weights() - 1).max() < 0.01
 
 
 # --- members that come and go ---------------------------------------------------------------------

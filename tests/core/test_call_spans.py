@@ -7,14 +7,15 @@ from typing import Any
 from flowengine.core import messages as m
 from flowengine.core import owner_state as s
 from flowengine.core.ids import child_id, object_id
-from flowengine.core.owner_base import SHOWN_BYTES_MAX
+from flowengine.core.owner_base import INTERRUPTED
 from flowengine.core.owner_calls import REPEATED
 from flowengine.core.owner_seen import Sight
+from flowengine.core.past import SHOWN_BYTES_MAX
 from flowengine.errors import TaskCancelled, pack_error
 from flowengine.recovery.record import TaskTold
 from tests.core.test_owner import WORKER as FIRST_WORKER
 from tests.core.test_owner import with_worker
-from tests.core.test_owner_actors import ACTOR, CALLER, MAKER, ME, WORKER, Scene, granted, made, with_handle
+from tests.core.test_owner_actors import ACTOR, CALLER, MAKER, ME, NODE, WORKER, Scene, granted, made, with_handle
 
 
 def at(scene: Scene, life: int = 1, recovery: str = "exactly_once") -> None:
@@ -84,6 +85,49 @@ def test_what_an_actor_does_again_after_its_death_is_kept_as_such_once():
     scene.step(done(open_, 200), f"{WORKER}2")
     assert kept(scene)[1:] == [("C.m", "n.w2", "n", 2, False, 100, 10, REPEATED),
                                ("C.m", "n.w2", "n", 2, True, 200, 10, "done")]
+
+
+def test_a_run_that_a_death_ends_is_kept_until_the_death_and_what_waited_behind_it_is_not():
+    scene = with_worker()
+    running, _ = (scene.submit(number, args=bytes(SHOWN_BYTES_MAX + 1)) for number in (1, 2))
+    scene.now = 3.0
+    scene.crash(running)
+    (ran,) = [run for run in scene.owner.spans if run[7] == INTERRUPTED]
+    assert (ran[0].id, ran[0].args, ran[1:4]) == (running, b"", ("w1", "node", 1))
+    assert ran[4] <= ran[5] < 10_000
+    assert ran[5] + ran[6] == 3_001_000
+    scene.lease()
+    scene.now = 9.0
+    scene.crash(running)
+    assert [run[3] for run in scene.owner.spans if run[7] == INTERRUPTED] == [1, 2]
+    assert "interrupted after 2" in scene.owner.story(running)[1]
+
+
+def test_the_call_that_a_death_ends_is_kept_by_its_caller_alone():
+    scene, (seen, open_) = called(2)
+    scene.step(done(seen), f"{WORKER}1")
+    scene.now = 5.0
+    for call in (seen, child_id(b"", 77), open_):  # answered, or another one's
+        scene.step(m.ActorAt(ACTOR, 1, "restarting", interrupted=call), MAKER)
+        at(scene)
+    assert kept(scene)[1:] == [("C.m", "n.w1", "n", 1, True, 5_005_000, 0, INTERRUPTED)]
+
+
+def test_an_actor_tells_its_callers_in_which_call_it_died_and_its_own_beginning_is_kept():
+    scene, actor = made()
+    granted(scene, 1)
+    scene.now = 1.0
+    scene.step(m.LeaseLost(1, m.Death("w1", "h", 7, -9, actor, 1)), NODE)
+    ((name, *_, took_us, end),) = kept(scene)
+    assert (name, took_us > 900_000, end) == ("C", True, INTERRUPTED)
+    granted(scene, 2)
+    scene.step(m.ActorReady(actor, 2, f"{WORKER}2", run_us=-1), f"{WORKER}2")
+    scene.step(m.WatchActor(actor), MAKER)
+    assert [message.interrupted for _, message in scene.sent if type(message) is m.ActorAt] == [b""]
+    scene.step(m.LeaseLost(2, m.Death("w2", "h", 7, -9, b"call" * 4, 1)), NODE)
+    assert [message.interrupted for to, message in scene.sent if to == MAKER and type(message) is m.ActorAt] \
+        == [b"call" * 4]
+    assert len(kept(scene)) == 1
 
 
 def test_what_may_be_done_again_is_forgotten_when_a_checkpoint_covers_it_or_the_process_is_gone():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flowengine.collectives.ledger_headers import header_text
+from flowengine.collectives.ledger_headers import EPOCH_STEPS, header_text, hidden_difference, step_text
 from flowengine.config import Config
 from flowengine.core import messages as m
 
@@ -28,6 +28,16 @@ def test_a_group_forms_when_all_have_come_and_nodes_are_neighbours_in_its_order(
     assert formed.seating.order == (0, 2, 1, 3)
     assert formed.seating.starts == (0, 2)
     assert formed.seating.nodes == (ME, OTHER, ME, OTHER)
+
+
+def test_ranks_that_were_another_group_fold_as_that_did_wherever_they_sit_now():
+    stage = Stage()
+    stage.join(0, 4)  # it does not know: it died before that group was formed
+    for rank in (1, 2, 3):
+        stage.join(rank, 4, order=(0, 1, 2, 3), starts=(0,))
+    seating = stage.heard(m.GroupFormed, "p0")[0].seating
+    assert (seating.order, seating.starts) == ((0, 1, 2, 3), (0,))
+    assert seating.nodes == (ME, OTHER, ME, OTHER)
 
 
 @pytest.mark.parametrize(("fields", "what"), [
@@ -196,6 +206,24 @@ def test_the_text_of_a_mismatch_groups_equal_ranks():
         "rank 7: allreduce(sum) of float32 (98,): they differ in shape")
 
 
+def test_the_text_of_a_mismatch_of_many_arrays_is_short_and_says_where_they_differ():
+    stage = Stage()
+    formed = stage.form()
+    stage.give(formed, 0, 0, [ONES] * 1000)
+    stage.give(formed, 1, 0, [ONES] * 777 + [ONES[:98]] * 223)
+    told = stage.heard(m.StepFailed, "p0")[0].reason
+    assert told.endswith("they differ in shape (array 777 is float32 (100,) and float32 (98,))")
+    assert len(told) < 1000
+
+
+def test_where_long_forms_differ_is_said():
+    one, other = (m.Header("allreduce", "sum", form=repr({f"w{at}": "*" for at in (*range(99), key)})) for key in "ab")
+    where = hidden_difference(one, other)
+    assert where.endswith("... and ...'w95': '*', 'w96': '*', 'w97': '*', 'w98': '*', 'wb': '*'}...")
+    assert len(header_text(one)) < 300
+    assert not hidden_difference(m.Header("allgather", form="['*']"), m.Header("allgather", form="('*',)"))
+
+
 @pytest.mark.parametrize(("value", "fields", "text"), [
     (ONES.astype("c8"), {"fold": "min"}, "complex numbers have no order"),
     (ONES.astype("U3"), {}, "not defined"),
@@ -360,7 +388,7 @@ def test_nobody_waits_for_a_program_that_is_not_started_again():
     formed = stage.form(restorable=False)
     stage.give(formed, 0, 0, ONES)
     stage.lose("p1")
-    assert "nothing starts it again" in stage.heard(m.StepFailed, "p0")[0].reason
+    assert "nothing repeats its steps" in stage.heard(m.StepFailed, "p0")[0].reason
 
 
 def test_raise_names_the_dead_at_once_and_for_later_steps():
@@ -404,6 +432,22 @@ def test_a_group_shrinks_and_does_what_is_open_with_new_numbers():
     for rank in range(3):
         stage.give(formed, rank, 1, ONES, address=f"p{(0, 2, 3)[rank]}", epoch=2)
     assert dict(stage.heard(m.BlobsReady, ME)[-1].results)[WHOLE] == (3 * ONES).tobytes()
+
+
+@pytest.mark.parametrize("op", ["alltoall", "scatter"])
+def test_what_was_dealt_before_a_group_shrank_is_dealt_to_those_who_are_left(op):
+    stage = Stage()
+    formed = stage.form(3, on_failure="shrink")
+    items = [[np.full(2, 10 * rank + to, "i4") for to in range(3)] for rank in range(3)]
+    root = 0 if op == "scatter" else -1
+    stage.give(formed, 0, 0, items[0], op=op, root=root, epoch=1)
+    stage.lose("p1")
+    stage.give(formed, 2, 0, items[2] if op == "alltoall" else None, op=op, root=root, epoch=1)
+    ready = stage.heard(m.BlobsReady, ME)[-1]
+    told = [arrays_of(dict(ready.results)[part.taker], part.header) for part in ready.layout]
+    givers = (0, 2) if op == "alltoall" else (0,)
+    assert [[int(array[0]) for array in arrays] for arrays in told] == [
+        [10 * rank + to for rank in givers] for to in (0, 2)]
 
 
 def test_a_group_grows_at_an_admission():
@@ -512,3 +556,7 @@ def test_what_waits_is_told():
 def test_headers_say_what_was_asked():
     header, _ = header_of([ONES, ONES.astype("i8")], op="broadcast", root=1)
     assert header_text(header) == "broadcast(root 1) of ['*', '*']: float32 (100,), int64 (100,)"
+
+
+def test_steps_of_two_are_counted_anew_when_ranks_have_new_numbers():
+    assert step_text((0, 1, 2 * EPOCH_STEPS + 3)) == "step 3 from rank 0 to rank 1"

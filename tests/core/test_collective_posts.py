@@ -341,6 +341,20 @@ def test_no_room_breaks_the_course():
     assert [told.kind for _, told in stage.told(co.CourseBroken)] == ["store"]
 
 
+@pytest.mark.parametrize("gift_bytes", [1 << 21, 1 << 22])
+def test_what_can_never_be_in_memory_at_once_breaks_the_course(gift_bytes):
+    """Else one gift would be brought back in place of another, again and again."""
+    stage = Stage()
+    stage.give(nbytes=gift_bytes)
+    stage.hear(alone(pieces=1 << 11), LEDGER)
+    assert not stage.take(o.PrepareCourse)
+    ((_, told),) = stage.told(co.CourseBroken)
+    assert told.kind == "store"
+    assert "the limit of the store is 4.0 MiB" in told.reason
+    stage.hear(co.StepEnded(OP), LEDGER)
+    assert not stage.node.store.granted_bytes
+
+
 def test_what_the_shell_cannot_open_breaks_the_course_and_gives_its_room_back():
     stage = Stage()
     stage.give()

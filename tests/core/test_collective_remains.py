@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from flowengine.collectives.posts_kept import LEFT_S
 from flowengine.collectives.seats import LedgerFound, SeatAsked, Seats, StepAsked, Tell
@@ -187,6 +188,37 @@ def test_several_that_a_new_ledger_never_hears_of_fail_none_either():
     stage.sleep(5.0)
     assert not stage.heard(m.StepFailed)
     assert [told.size for told in stage.heard(m.GroupFormed, "p2")][-1] == 2
+
+
+def adopted(on_failure: str, *dead: str) -> Stage:
+    """A new ledger on n1, found by ranks 0 and 2 of four, that has to do with ranks 1 and 3 of n2."""
+    formed = Stage().form(4, on_failure=on_failure)
+    stage = Stage()
+    stage.desk.dead_nodes.update(dict.fromkeys(dead))
+    for rank in (0, 2):
+        stage.join(rank, 4, seating=formed.seating, on_failure=on_failure)
+        stage.give(formed, rank, 0, np.ones(2))
+    for node in [node for node in ("n1", "n2") if node not in dead]:
+        stage.tell(m.Held(formed.seating.group, ()), node)
+    return stage
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_nobody_waits_for_members_whose_node_is_dead_when_the_ledger_is_a_new_one(known):
+    stage = adopted("shrink", *("n2",) * known)
+    if not known:
+        stage.lose_node("n2")
+    assert [told.size for told in stage.heard(m.GroupFormed, "p2")][-1] == 2
+    assert dict(stage.heard(m.BlobsReady, "n1")[-1].results)[-1] == (2 * np.ones(2)).tobytes()
+    stage = adopted("raise", *("n2",) * known)
+    if not known:
+        stage.lose_node("n2")
+    [failed] = stage.heard(m.StepFailed, "p0")
+    assert failed.reason.endswith("was lost with the node that kept the group's ledger: its node was lost")
+    stage = adopted("recover", *("n2",) * known)
+    if not known:
+        stage.lose_node("n2")
+    assert not stage.heard(m.StepFailed)  # they may come again
 
 
 def test_a_gift_that_did_not_arrive_is_taken_from_the_next_life():

@@ -203,6 +203,19 @@ def test_a_rank_that_has_another_number_after_a_shrink_gives_by_that() -> None:
     assert machine.handle(GroupFormed("g", 1, 2, SEATING, 0), 0.0) == [], "an older epoch that came late"
 
 
+def test_the_root_of_an_open_step_is_the_same_member_after_ranks_got_other_numbers() -> None:
+    before, after = sitting(1, b"a", b"b", b"key"), sitting(4, b"b", b"key")
+    machine, _ = seats(SeatAsked(1, 5, asking(2, b"key")), LedgerFound("g", FIRST), GroupFormed("g", 2, 3, before, 0))
+    machine.handle(GroupFormed("g", 2, 3, msgspec.structs.replace(before, epoch=3), 0), 0.0)
+    given = StepGiven(b"G", (-1, -1, 0), 2, Header("reduce", "sum", 1, "*"), epoch=2)
+    machine.handle(StepAsked(1, 8, given), 0.0)
+    machine.handle(GroupFormed("g", 1, 2, after, 0), 0.0)
+    for ledger, next_ledger in ((FIRST, SECOND), (SECOND, FIRST)):
+        machine.handle(PeerLost(ledger, ""), 0.0)
+        said = machine.handle(LedgerFound("g", next_ledger), 0.0)[-1].message
+        assert (said.rank, said.epoch, said.header.root) == (1, 4, 0)
+
+
 def test_open_steps_of_a_formation_that_is_gone_fail() -> None:
     anew = GroupFormed("g", 0, 2, Seating(b"H", 1, (0, 1), (0,), ("node", "node"), (b"key", b"other")), 0)
     _, out = seated(StepAsked(1, 8, GIVEN), anew)

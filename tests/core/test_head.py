@@ -196,6 +196,14 @@ def test_seeker_is_answered_when_a_node_joins():
     assert sent(kit.joins("g", total=gpu), m.SlotsFound, "a#1")[0].node == "g#1"
 
 
+def test_nodes_of_programs_alone_run_no_tasks():
+    kit = Kit()
+    kit.joins("p", total=())
+    (found,) = sent(kit.says(m.SlotsSought("d", TWO, (), 1), "p#1"), m.SlotsFound)
+    assert found.reason == "no node that runs tasks is there: `flow node --join FILE` brings one"
+    assert sent(kit.joins("a"), m.SlotsFound, "p#1")[0].node == "a#1"
+
+
 def test_withdrawn_seekers_are_forgotten():
     kit = Kit()
     kit.joins("a")

@@ -8,8 +8,10 @@ from flowengine.core import owner_state as s
 from flowengine.core.ids import child_id, object_id
 from flowengine.core.invariants import check
 from flowengine.core.owner import Owner
+from flowengine.core.owner_leases import FEW_PATIENCE_S, LEASES_OF_FEW_MAX
 from flowengine.core.owner_state import State
 from flowengine.errors import ObjectLost, TaskCancelled, TaskTimeout, unpack_error
+from flowengine.scheduling.placement import FEW
 
 ME, NODE, WORKER, OTHER = "tcp://h:1#me", "tcp://h:2#node", "tcp://h:3#worker", "tcp://h:4#other"
 ONE = (("CPU", 1.0),)
@@ -86,6 +88,24 @@ def test_nothing_is_sent_behind_a_task_that_runs_longer_than_was_expected():
     assert [demand.wanted_total for demand in scene.of(m.LeaseDemand)] == [2]  # another slot
     scene.step(m.TaskDone(first, 1, (m.Inline(b"x"),), 10), WORKER)
     assert scene.of(m.PushTask)
+
+
+def test_tasks_that_ask_to_be_few_get_more_slots_only_when_some_do_not_go_on():
+    scene = Scene()
+    place = ("node", FEW, "*")
+    for number in range(40):
+        scene.submit(number, placement=place, shape=())
+    asked = LEASES_OF_FEW_MAX
+    assert scene.owner.queues[(), place].demand[NODE].wanted_total == asked
+    for number in range(asked):
+        scene.step(m.LeaseGranted(number, (), place, f"{WORKER}{number}", f"w{number}", "node"), NODE)
+    look = s.LateLooked((), place)
+    scene.step(look)
+    assert not scene.of(m.LeaseDemand)
+    scene.now += FEW_PATIENCE_S
+    scene.step(look)
+    assert [demand.wanted_total for demand in scene.of(m.LeaseDemand)] == [2 * asked]
+    assert check(scene.owner) == []
 
 
 def test_what_waits_behind_a_task_that_runs_longer_than_was_expected_is_taken_back():
@@ -243,10 +263,24 @@ def test_a_result_of_the_first_inputs_is_made_again_from_the_same():
     assert [ref.oid for ref in push.spec.deps] == [object_id(maker, 0) for maker in makers[1:]]
 
 
-def test_an_error_among_the_first_inputs_is_the_error_of_the_task_and_a_late_one_is_not():
+def test_spares_take_the_places_of_errors_until_too_few_are_left():
     scene, task, makers = of_the_first(2)
     scene.step(m.TaskFailed(makers[0], 1, b"e", "task", False, 5), WORKER)
-    assert scene.owner.objects[object_id(task, 0)].value == m.Failed(b"e", "task")
+    late = scene.submit(5, deps=tuple(m.RefTo(object_id(maker, 0), ME) for maker in makers), enough=2)
+    scene.step(m.TaskDone(makers[2], 1, (STORED,), 10), WORKER)
+    assert scene.owner.tasks[task].state is State.WAITING
+    scene.step(m.TaskDone(makers[1], 1, (STORED,), 10), WORKER)
+    for each in (task, late):
+        push = next(push for push in scene.of(m.PushTask) if push.spec.id == each)
+        assert [ref.oid for ref in push.spec.deps] == [object_id(maker, 0) for maker in makers[1:]]
+    assert check(scene.owner) == []
+    scene, task, makers = of_the_first(2)
+    scene.step(m.TaskFailed(makers[0], 1, b"e", "task", False, 5), WORKER)
+    scene.step(m.TaskFailed(makers[2], 1, b"f", "task", False, 5), WORKER)
+    assert scene.owner.objects[object_id(task, 0)].value == m.Failed(b"f", "task")
+
+
+def test_an_error_that_comes_late_is_not_that_of_a_task_of_the_first():
     scene, task, makers = of_the_first(1)
     scene.step(m.TaskDone(makers[1], 1, (STORED,), 10), WORKER)
     scene.step(m.TaskFailed(makers[0], 1, b"e", "task", False, 5), WORKER)

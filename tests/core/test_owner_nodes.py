@@ -62,6 +62,18 @@ def test_a_node_that_is_declared_dead_is_told_that_nothing_is_wanted_in_case_it_
     assert totals(scene.step(m.NodesChanged((HOME_ENTRY,), (FAR,)), HOME), FAR) == [1]
 
 
+def test_what_a_lost_node_said_of_a_wait_is_told_no_more():
+    for loss, told in ((m.NodesChanged((HOME_ENTRY,), (FAR,)), "a slot with CPU: 1"),
+                       (m.PeerLost(FAR, "gone"), "a slot with CPU: 1"),
+                       (m.PeerLost(HOME, "gone"), "another node on this host: its own was lost")):
+        scene = with_leases_of_both()
+        scene.step(m.LeaseDelayed(ONE, (), "node x is busy"), FAR)
+        waiting = scene.owner.tasks[child_id(b"", 6)]
+        assert "waits for node x is busy" in scene.owner.why_task(waiting)
+        scene.step(loss, HOME)
+        assert f"waits for {told}" in scene.owner.why_task(waiting)
+
+
 def test_a_node_that_was_declared_dead_and_returns_counts_on():
     scene = with_leases_of_both()
     far = scene.demand(FAR)

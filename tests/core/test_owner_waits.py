@@ -101,6 +101,20 @@ def test_a_wait_for_one_of_several_or_in_a_thread_among_others_is_no_circle():
     assert threads.look() == []
 
 
+def test_a_task_of_the_first_of_its_inputs_is_no_part_of_a_circle_while_others_may_come():
+    for enough, circles in ((1, 0), (0, 1)):
+        cluster = Cluster("A", "B")
+        other, total = child_id(b"tasks", 1), child_id(b"tasks", 2)
+        cluster.step("A", s.Submitted(m.TaskSpec(other, b"f", "other"), b"code"))
+        deps = tuple(m.RefTo(oid, cluster.owners["A"].me) for oid in (object_id(other, 0), cluster.call("A", "B.g")))
+        cluster.step("A", s.Submitted(m.TaskSpec(total, b"r", "sum", deps=deps, enough=enough), b"code"))
+        cluster.here["A"].append(call_id("A.f"))
+        cluster.step("A", s.ReadyAsked(ord("f"), (object_id(total, 0),), 1))
+        cluster.step("A", WaitIsLong(ord("f"), call_id("A.f"), "A.f", 6, True))
+        cluster.wait("B.g", "A.h")
+        assert len(cluster.look()) == circles
+
+
 def test_a_call_that_has_ended_meanwhile_holds_nobody_up():
     cluster = Cluster("A", "B")
     cluster.wait("A.f", "B.g")

@@ -1,6 +1,6 @@
 """A node that is not liked best gives way for a while: to one that a policy names, to one that has the inputs.
 
-And who has a slot gives way to who is more urgent.
+And who has a slot gives way to who is more urgent, and where there are more than CPUs.
 """
 from __future__ import annotations
 
@@ -129,3 +129,14 @@ def test_what_a_task_holds_that_waits_for_others_is_not_waited_for():
     kit.says(m.WorkerBlocked(parent.worker_id, True), parent.worker)
     kit.says(m.LeaseDemand((("GPU", 1.0),), (), 1, 0, 5.0), "high")
     assert len(sent(kit.demand(parent.worker, 1, half, depth=1), m.LeaseGranted)) == 1
+
+
+def test_slots_beyond_the_cpus_are_asked_back_of_an_owner_that_has_more_work():
+    kit = Kit(cpus=1, workers=1)
+    kit.demand("d", 9)
+    kit.says(m.WorkerBlocked("n1.w1", True), "w1")
+    assert len(sent(kit.started(2), m.LeaseGranted, "d")) == 1
+    commands = kit.says(m.WorkerBlocked("n1.w1", False), "w1") + kit.beats(1.0)  # the task goes on, beside the other
+    assert sent(commands, m.LeaseWanted, "d") == [m.LeaseWanted(2)]
+    assert sent(kit.says(m.LeaseReturned(2), "d") + kit.beats(1.0), m.LeaseGranted) == []
+    assert len(sent(kit.says(m.LeaseReturned(1), "d"), m.LeaseGranted, "d")) == 1

@@ -73,6 +73,22 @@ def test_containers_go_with_those_who_use_them_and_do_not_repeat_work():
     assert list(found["s"].needs) == ["a"]
 
 
+def test_where_only_parts_of_a_value_are_needed_its_task_gives_these():
+    graph = {"a": (divmod, 7, 2), "q": (operator.getitem, "a", 0), "r": (dict.get, "a", 1, 0), "s": (square, "q"),
+             "t": (operator.add, "q", "r")}
+    made = units(graph, ["r", "s", "t"])["a"]
+    assert set(made.results) == {"q", "r"}
+    assert list(made.nodes) == ["a", *made.results]
+    for more, wanted, fuse in (
+        ({"u": (sum, "a")}, ["r", "s", "t", "u"], True),                             # all of it is needed, too
+        ({}, ["a", "r", "s", "t"], True),
+        ({"u": (operator.getitem, "a", slice(1))}, ["r", "s", "t", "u"], True),      # slices may overlap
+        ({"a": ["b", "c"], "b": (square, 1), "c": (square, 2)}, ["r", "s", "t"], True),  # made by each of its users
+        ({}, ["r", "s", "t"], False),
+    ):
+        assert all(unit.results == (key,) for key, unit in units({**graph, **more}, wanted, fuse).items())
+
+
 def test_a_long_chain_is_cut_in_time_that_grows_with_its_length():
     def cut_s(length):
         graph = {("a", 0): (square, 1), **{("a", i): (operator.add, ("a", i - 1), i) for i in range(1, length)}}
@@ -102,7 +118,9 @@ def test_what_a_chain_has_made_is_let_go_when_the_next_node_has_it():
     seen: list[weakref.ref[Made]] = []
     nodes = [("a", Task("a", make)), ("b", Task("b", make, TaskRef("a"))), ("c", Task("c", make, TaskRef("b"))),
              ("d", Task("d", alive, TaskRef("c"), TaskRef("x")))]
-    assert run_nodes(nodes, ["x"], [1]) == 1
+    known = {"x": 1}
+    run_nodes(nodes, known)
+    assert known == {"d": 1}
 
 
 def test_what_is_missing_or_a_circle_is_told():
@@ -162,6 +180,20 @@ def test_frames():
     frame = pd.DataFrame({"k": list("abca") * 25, "v": range(100)})
     got = dd.from_pandas(frame, npartitions=5).groupby("k").v.sum().compute()
     assert got.to_dict() == frame.groupby("k").v.sum().to_dict()
+
+
+def test_parts_of_one_value():
+    halves = delayed(lambda n: {"a": np.arange(n), "b": [n], 3: "c"})(5)
+    first, second = halves["a"], halves["b"]
+    total, whole = dask.compute(delayed(sum)([first.sum(), second[0]]), second)
+    assert (total, whole) == (15, [5])
+    with pytest.raises(KeyError, match="d"):
+        dask.compute(halves["a"], halves["d"])
+    pd, dd = pytest.importorskip("pandas"), pytest.importorskip("dask.dataframe")
+    frame = dd.from_pandas(pd.DataFrame({"k": np.arange(60) % 7, "x": np.arange(60)}), npartitions=5)
+    with dask.config.set({"dataframe.shuffle.method": "tasks"}):
+        merged = frame.merge(frame, on="k").compute()
+    assert len(merged) == sum(int(count) ** 2 for count in np.bincount(np.arange(60) % 7))
 
 
 def test_a_large_constant_and_a_function_are_stored_once(monkeypatch):

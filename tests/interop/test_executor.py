@@ -141,7 +141,7 @@ def test_quick_calls_are_sent_ahead_where_the_cluster_bounds_them_anyway():
     for count in (1, 2):
         with flow.Executor(max_workers=count) as executor:
             for n, result in enumerate(executor.map(square, range(600))):
-                most[count] = max(most.get(count, 0), executor._ahead)
+                most[count] = max(most.get(count, 0), executor._ahead.size)
                 assert result == n * n
     assert most[1] == 0 < most[2]
 
@@ -167,6 +167,18 @@ def test_callbacks_may_shut_the_executor_down():
     assert [left.get(timeout=20) for _ in futures] == [None] * 6
     executor.shutdown()
     assert [future.result() for future in futures] == [0, 1, 4, 9, 16, 25]
+
+
+def test_a_callback_may_wait_for_what_ends_at_the_same_time(tmp_path):
+    with flow.Executor(max_workers=2) as executor:
+        gates = [executor.submit(wait_for_file, tmp_path / "go") for _ in range(2)]
+        futures = [executor.submit(square, n) for n in range(12)]
+        left = queue.SimpleQueue()
+        for future, later in itertools.pairwise(futures):
+            future.add_done_callback(lambda _, later=later: left.put(later.result(timeout=20)))
+        (tmp_path / "go").touch()
+        assert {left.get(timeout=30) for _ in futures[1:]} == {n * n for n in range(1, 12)}
+        assert all(gate.exception(timeout=20) is None for gate in gates)
 
 
 def test_a_future_that_was_given_a_result_by_others_keeps_it(tmp_path):

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from experiments.interop import run as interop
 from experiments.interop.run import ELSEWHERE, QUICK, SUITES, Seen, report, shards
 from experiments.interop.skips import SKIPS
 from tests.runtime.kit import PROJECT
@@ -15,6 +16,14 @@ def test_every_file_of_tests_is_run_once():
     files = [file for suite in SUITES.values() for shard in shards(suite) for file in shard]
     assert len(files) == len(set(files)) > 60
     assert not [file for file in files if file.endswith(ELSEWHERE)]
+
+
+def test_tests_that_cannot_run_do_not_count_as_passed(monkeypatch, capsys):
+    monkeypatch.setattr(interop, "find_spec", lambda name: None if name == "pytest_timeout" else name)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--quick"])
+    with pytest.raises(SystemExit):
+        interop.main()
+    assert "need pytest_timeout" in capsys.readouterr().err
 
 
 def test_the_report_tells_what_differs_and_why():

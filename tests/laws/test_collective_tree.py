@@ -4,7 +4,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowengine.collectives.tree import degree, fold_s, levels, parents
+from flowengine.collectives.tree import degree, fold_s, levels, parents, upwards
 
 EXAMPLES = settings(max_examples=200)
 counts = st.integers(1, 40)
@@ -35,6 +35,9 @@ def test_slots_are_a_flat_tree_in_order(count, each):
     assert above.count(-1) == 1
     assert max(above.count(slot) for slot in range(count + 1)) <= each
     assert in_order(above, above.index(-1)) == list(range(count + 1))
+    order = upwards(above)
+    assert sorted(order) == list(range(count + 1))
+    assert all(order.index(slot) < order.index(parent) for slot, parent in enumerate(above) if parent >= 0)
     assert depth(above) <= levels(count, min(each, max(count, 1)))
     if each in (1, count):
         assert depth(above) == levels(count, each)

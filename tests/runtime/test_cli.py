@@ -30,12 +30,17 @@ def a_connection(port: int) -> Connection:
     return Connection(address=f"tcp://127.0.0.1:{port}#head-abc", secret=new_secret().hex(), session=new_session())
 
 
-@pytest.mark.parametrize("arguments", [[], ["head"], ["node"], ["timeline"], ["story"], ["explain"], ["unknown"]])
+@pytest.mark.parametrize("arguments", [["head"], ["node"], ["timeline"], ["story"], ["explain"], ["unknown"]])
 def test_what_is_missing_is_told(arguments, capsys):
     with pytest.raises(SystemExit) as ending:
         cli.main(arguments)
     assert ending.value.code == 2
     assert "usage: flow" in capsys.readouterr().err
+
+
+def test_all_commands_are_told_when_none_is_given(capsys):
+    assert cli.main([]) == 2
+    assert "run a task or an actor again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["status", "stack", "stop"])
@@ -119,6 +124,11 @@ def test_a_pipe_that_nobody_reads_any_more(tmp_path, monkeypatch, capfd):
     assert (tmp_path / "out").read_text() == capfd.readouterr().err == ""
 
 
+def test_a_folder_is_no_connection_file(tmp_path, capsys):
+    assert cli.main(["head", "--connection-file", str(tmp_path), "--state-dir", str(tmp_path)]) == 1
+    assert "is a folder" in capsys.readouterr().err
+
+
 def test_own_host():
     assert own_host("tcp://127.0.0.1:4321#x") == "127.0.0.1"
 
@@ -147,7 +157,7 @@ def test_a_local_engine_is_found_and_stopped(tmp_path, capsys):
         assert cli.main(["status", *here]) == 0
         shown = capsys.readouterr().out
         assert session.session_id in shown
-        assert "1 nodes" in shown
+        assert ", 1 node\n" in shown
         assert cli.main(["stack", *here]) == 0
         assert "driver" in capsys.readouterr().out
         assert cli.main(["timeline", str(tmp_path / "out.json"), *here]) == 0
@@ -181,7 +191,7 @@ def test_clocks_are_brought_together():
 
 def test_amounts_for_people():
     entry = {"total": {"CPU": 4.0, "memory": float(8 << 30)}, "available": {"CPU": 1.5}}
-    assert screens.shown_free(entry) == "CPU 1.5 of 4\nmemory 0.0 GiB of 8.0 GiB"
+    assert screens.shown_free(entry) == "CPU 1.5 of 4\nmemory 0.0 of 8.0 GiB"
     store = {"limit_bytes": 64 << 20, "used_bytes": 1 << 20, "granted_bytes": 0, "pool_bytes": 2 << 20, "disk_bytes": 0}
     assert screens.shown_store(store) == "1.0 of 64 MiB\npool 2.0 MiB"
     assert screens.shown_workers([]) == "none"

@@ -296,6 +296,15 @@ def test_nothing_is_known_of_it(flow_command):
 
 
 @pytest.mark.parametrize(("arguments", "told"), [
+    (("story", "dead"), "at least 8"), (("explain", "dead"), "at least 8"), (("explain", "deadbeef"), "flow story"),
+    (("story", ""), "must not be empty"), (("explain", " "), "must not be empty")])
+def test_names_that_are_nobodys(flow_command, arguments, told):
+    code, out, error = flow_command(*arguments)
+    assert (code, out) == (1, "")
+    assert told in error
+
+
+@pytest.mark.parametrize(("arguments", "told"), [
     (["logs", "abc"], "too short"), (["logs", "-n", "-1"], "--lines"), (["memory", "--limit", "0"], "--limit"),
     (["top", "--interval", "0"], "--interval"),
 ])  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 
 from flowengine.collectives import group as groups
 from flowengine.core import messages as m
-from flowengine.errors import MemberLost
+from flowengine.errors import BadValue, MemberLost
 
 SEATING = m.Seating(b"G", 1, (0, 1), (0,), ("n1", "n1"))
 ONES = np.ones(4)
@@ -107,3 +107,22 @@ def test_who_is_behind_the_others_does_no_later_step_with_them(members):
     group.timeout_s, group.on_failure = 1.0, "recover"
     again = pickle.loads(pickle.dumps(group))
     assert (again.next_step, again.refusal) == (2, group.refusal)
+
+
+def test_a_group_that_is_formed_anew_is_to_fold_as_the_former_did(members):
+    """Also from a checkpoint, and when its member joins once more in a run of the same code."""
+    group = member(restorable=True)
+    group.timeout_s, group.on_failure = 1.0, "recover"
+    group.allreduce(ONES)
+    assert group.former == (SEATING.order, SEATING.starts)
+    assert pickle.loads(pickle.dumps(group)).former == group.former
+
+
+def test_who_has_left_stays_away_when_it_is_restored(members):
+    group = member(restorable=True)
+    group.timeout_s, group.on_failure = 1.0, "recover"
+    group.allreduce(ONES)
+    members.leave = lambda seat: None
+    group.leave()
+    with pytest.raises(BadValue, match="has left it"):
+        pickle.loads(pickle.dumps(group)).allreduce(ONES)

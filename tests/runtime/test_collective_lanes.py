@@ -193,6 +193,24 @@ def test_pieces_that_come_before_their_course_wait_for_it(hosts):
     run(scenario)
 
 
+def test_pieces_whose_course_never_comes_are_dropped_in_time(hosts, monkeypatch):
+    """Its ledger may have died before it said it to all."""
+    monkeypatch.setattr(node_collectives, "EARLY_S", 0.05)
+
+    async def scenario():
+        a, b = made = await hosts(2)
+        ring = Ring(made, [0, 1], a.config)
+        course = plan.course(ring.give(("allreduce", "sum", -1), arrays_of(2, LENGTH)))
+        gone, failed = asyncio.Event(), b.collectives.failed
+        b.collectives.failed = lambda landing: (failed(landing), b.collectives.early or gone.set())
+        a.order(course)
+        await gone.wait()
+        assert b.collectives.early_bytes == 0
+        await close(made)
+
+    run(scenario)
+
+
 def test_a_lane_that_breaks_is_told_by_both_sides_and_the_repair_gives_the_same_bits(hosts):
     async def scenario():
         made = await hosts(3)

@@ -37,6 +37,57 @@ def test_rows_are_there_after_the_end(tmp_path):
     assert os.stat(path).st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("gone_too", ["the file", "its folder"])
+def test_a_journal_that_is_removed_is_made_again(tmp_path, monkeypatch, gone_too):
+    monkeypatch.setattr(head, "JOURNAL_LOOK_S", 0.01)
+    told, numbers, path = queue.SimpleQueue(), queue.SimpleQueue(), tmp_path / "state" / "journal.sqlite"
+    journal = JournalFile(path, told.put)
+    journal.on_made_again = lambda: told.put("again")
+    journal.on_written = numbers.put
+    journal.open()
+    journal.write((("a", b"1"), ("b", b"2")), 1)
+    assert numbers.get(timeout=PATIENCE_S) == [1]
+    if gone_too == "the file":
+        path.unlink()  # what sqlite has beside it stays
+    else:
+        path.parent.rename(tmp_path / "elsewhere")
+    assert "was removed while the head runs; it was made again" in told.get(timeout=PATIENCE_S)
+    assert told.get(timeout=PATIENCE_S) == "again"
+    journal.write((("c", b"3"), ("a", None)), 2)
+    assert numbers.get(timeout=PATIENCE_S) == [2]
+    journal.close()
+    again = JournalFile(path, pytest.fail)
+    assert again.open() == {"b": b"2", "c": b"3"}
+    again.close()
+
+
+def test_a_journal_that_cannot_be_made_again_is_told_and_tried_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(head, "JOURNAL_LOOK_S", 0.01)
+    monkeypatch.setattr(head, "JOURNAL_RETRY_S", 0.01)
+    told, numbers, path = queue.SimpleQueue(), queue.SimpleQueue(), tmp_path / "journal.sqlite"
+    journal = JournalFile(path, told.put)
+    journal.on_written = numbers.put
+    journal.open()
+    journal.write((("a", b"1"),), 1)
+    assert numbers.get(timeout=PATIENCE_S) == [1]
+
+    def full():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    connect = journal._connect
+    said = "cannot be made again ([Errno 28] No space left on device); trying again"
+    monkeypatch.setattr(journal, "_connect", full)
+    path.unlink()
+    assert said in told.get(timeout=PATIENCE_S)
+    monkeypatch.setattr(journal, "_connect", connect)
+    assert "it was made again" in told.get(timeout=PATIENCE_S)
+    monkeypatch.setattr(journal, "_connect", full)
+    path.unlink()
+    assert said in told.get(timeout=PATIENCE_S)
+    journal.close()
+    assert "what it held is lost" in told.get(timeout=PATIENCE_S)
+
+
 def test_a_head_that_was_killed_is_found_under_the_same_address(tmp_path):
     code = textwrap.dedent("""
         import os, sys

@@ -27,6 +27,9 @@ TELLING = (
     ("collectives_all", 738),       # what a member gave was lost with its node, which lives on: nobody answered it
     ("collectives_all", 1666),      # a member came back while its group waited for another, and its result was whole
     ("collectives_all", 1764),      # a member that was refused by a new ledger was told that it had given its seat up
+    ("collectives_all", 510357),    # a ledger died before all nodes had its course: pieces stayed for good
+    ("collectives_late", 520006),   # all members came anew, on other nodes: the group folded in another order
+    ("collectives_spill", 124),     # a step that needs more than a store has brought its gifts back in turn
     ("collectives_spill", 80),      # a gift was written to disk between the order to open it and its opening
     ("collectives_spill", 113),     # a node that had a part of a result, and nobody who takes it, took it for whole
 )
