@@ -125,7 +125,7 @@ def test_bounds_of_late_and_dead_members():
     late = [[0.2]] * len(failures.late_cases(load))
     killed = {"calm_s": [2.5] * 4, "hurt_s": [2.5, 2.5, 4.0, 2.5], "restart_s": 0.5, "bytes_sent_again": 0,
               "collectives_repaired": 1, "actor_restarts": 1}  # fmt: skip
-    found = {"late": late, "refs": late[:3], "killed": [killed, killed]}
+    found = {"late": late, "refs": late[:4], "killed": [killed, killed]}
     assert failures.faults(load, found) == []
     assert "| a host loses power | 2.50 | 4.00 | 1.50 | 0.50 | 0.0 | 1 |" in failures.report(load, found)
     ElementTree.fromstring(failures.draw(load, found))

@@ -23,12 +23,18 @@ COUNTERS = ("bytes_sent_again", "collectives_repaired", "actor_restarts")
 
 
 class Late(NamedTuple):
-    """Members that come one after the other."""
+    """Members that come one after the other; is_alone: only the last of them comes later, the others come at once."""
 
     op: str
     nbytes: int
     gap_s: float
     is_root_last: bool
+    is_alone: bool = False
+
+    def wait_s(self, rank: int, size: int) -> float:
+        """How long a rank waits before it comes."""
+        turn = size - 1 - rank if self.is_root_last else rank
+        return self.gap_s * (turn == size - 1 if self.is_alone else turn)
 
 
 class Killed(NamedTuple):
@@ -51,9 +57,8 @@ class Member:
     def late(self, asked: Late) -> tuple[float, float]:
         """When this rank came, and when it had its result, by the clock that all share."""
         x = np.full(asked.nbytes // 4, self.rank + 1, "f4")
-        turn = self.size - 1 - self.rank if asked.is_root_last else self.rank
         self.group.barrier()
-        time.sleep(turn * asked.gap_s)
+        time.sleep(asked.wait_s(self.rank, self.size))
         came_s = time.monotonic()
         result = getattr(self.group, asked.op)(x)
         done_s = time.monotonic()
@@ -64,8 +69,7 @@ class Member:
 
     def make_late(self, asked: Late) -> Any:
         """An array that is there when it is this rank's turn; the reader is on the first host."""
-        turn = self.size - 1 - self.rank if asked.is_root_last else self.rank
-        time.sleep(turn * asked.gap_s)
+        time.sleep(asked.wait_s(self.rank, self.size))
         return np.full(asked.nbytes // 4, self.rank + 1, "f4")
 
     def steps(self, asked: Killed | None, nbytes: int) -> tuple[list[tuple[float, float]], str]:

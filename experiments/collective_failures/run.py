@@ -30,7 +30,8 @@ HERE = Path(__file__).resolve().parent
 MIB = 1 << 20
 HOSTS, PROCESSES = 8, 4
 LIMIT_S = 900.0
-LATE_ROUNDS = 1
+LATE_ROUNDS = 3
+ALONE = 4  # gaps before a root comes that all others wait for
 LATE_SHARE_MAX = 0.3  # of the bound, after the last arrival
 SLACK_S = 0.1  # of a busy machine
 MODULE = "experiments.collective_failures.program"
@@ -58,9 +59,9 @@ def load_of(chosen: argparse.Namespace) -> Load:
 def late_cases(load: Load) -> list[program.Late]:
     """At the same time, one after the other, and with the root as the last."""
     return [
-        program.Late(op, load.nbytes, gap_s, is_root_last)
+        program.Late(op, load.nbytes, *when)
         for op in ("broadcast", "reduce", "allreduce")
-        for gap_s, is_root_last in ((0.0, False), (load.gap_s, False), (load.gap_s, True))
+        for when in ((0.0, False), (load.gap_s, False), (load.gap_s, True), (ALONE * load.gap_s, True, True))
     ]
 
 
@@ -96,6 +97,8 @@ def late_text(one: program.Late) -> str:
     """Who comes when."""
     if not one.gap_s:
         return "all at once"
+    if one.is_alone:
+        return f"the root {one.gap_s:g} s after all others"
     return f"{one.gap_s:g} s apart, {'the root' if one.is_root_last else 'another than the root'} last"
 
 

@@ -34,7 +34,7 @@ def test_members_that_come_late_and_one_that_is_killed(tmp_path):
     members = [failing.Member.remote("late", SIZE, rank) for rank in range(SIZE)]
     for op in ("reduce", "allreduce"):
         assert 0 < failing.run_late(failing.Late(op, 1 << 17, 0.01, False), members) < 60
-    assert failing.refs_late(failing.Late("reduce", 1 << 17, 0.01, True), members) < 60
+    assert failing.refs_late(failing.Late("reduce", 1 << 17, 0.01, True, True), members) < 60
     members = [failing.Member.remote("killed", SIZE, rank) for rank in range(SIZE)]
     found = failing.run_killed(failing.Killed(1 << 17, 0.0, str(tmp_path), True), members)
     assert found["actor_restarts"] == 1
