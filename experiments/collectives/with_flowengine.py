@@ -42,6 +42,10 @@ class Member:
         """Take a seat."""
         self.peer = InGroup(name, size, rank)
 
+    def leave(self) -> None:
+        """Give it up."""
+        self.peer.group.leave()
+
     def run(self, case: Case) -> list[float]:
         """Seconds of each round."""
         return durations(self.peer, Case(*case))
@@ -58,9 +62,12 @@ class Member:
 
 def in_group(cases: list[Case], members: list[Any]) -> list[list[float]]:
     """All members call; how long each round took the last of them."""
-    size = len(members)
-    flow.get([one.join.remote("trial", size, rank) for rank, one in enumerate(members)])
-    return [slowest(flow.get([one.run.remote(case) for one in members])) for case in cases]
+    size, found = len(members), []
+    for number, case in enumerate(cases):  # each in a group of its own: what is kept for members ends with theirs
+        flow.get([one.join.remote(f"trial {number}", size, rank) for rank, one in enumerate(members)])
+        found.append(slowest(flow.get([one.run.remote(case) for one in members])))
+        flow.get([one.leave.remote() for one in members])
+    return found
 
 
 def round_of(case: Case, members: list[Any]) -> Callable[[], Any]:
