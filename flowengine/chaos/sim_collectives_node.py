@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 FOLD_S = 0.0002
 OPEN_S = 0.0005
-EARLY_S = 120.0  # pieces wait so long for their course
 
 
 @dataclass(slots=True, eq=False)
@@ -264,7 +263,7 @@ class GroupNode(SimNode):
         work = self.works.get(frame.op)
         if work is None or not work.is_open or frame.epoch > work.course.epoch:
             if frame.op not in self.early:
-                self.world.clock.after(EARLY_S, self.run, self.end_early, frame.op)
+                self.world.clock.after(o.EARLY_S, self.run, self.end_early, frame.op)
             self.early.setdefault(frame.op, []).append((frame, piece))
             return
         line, post = work.course.lines[frame.line], work.course.posts[frame.target]

@@ -7,6 +7,7 @@ from flowengine.core.commands import Command
 from flowengine.core.messages import Message, Record
 
 PARTIAL, FINAL = 0, 1  # stages of a piece: folded in part, and the value
+EARLY_S = 120.0  # pieces wait so long for a course that is not known yet: its ledger may be dead
 HEAD_BYTES = 1024  # of a result before its array; with it the size of the object follows from that of the array
 
 

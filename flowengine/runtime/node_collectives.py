@@ -18,6 +18,7 @@ from flowengine.collectives import folds
 from flowengine.collectives.combine import perform_combine
 from flowengine.collectives.lanes import Lanes, OpenStream
 from flowengine.collectives.posts_orders import (
+    EARLY_S,
     FINAL,
     AwaitCourse,
     CloseLane,
@@ -55,7 +56,6 @@ WRITTEN_BYTES_MIN = 2 << 20  # of a piece whose place in the result is not mappe
 INLINE_BYTES_MAX = 4 << 20  # read by one fold; less is done on the loop, as a thread costs more
 OPENED_BYTES_MAX = 8 << 20  # of gifts and results that are opened on the loop
 EARLY_BYTES_MAX = 64 << 20  # of pieces whose course is not known here yet
-EARLY_S = 120.0  # so long they wait for it: its ledger may be dead
 SCRATCH_KEPT_BYTES_MAX = 64 << 20
 PAST_MAX = 10_000
 CREATE_THREADS = 2
@@ -134,7 +134,6 @@ class Collectives:
         self.early: dict[bytes, list[Landing]] = {}
         self.early_bytes = 0
         self._less_early = asyncio.Event()
-        self._is_watching = False
         self.awaited: dict[bytes, int] = {}  # op: its epoch, of courses that cannot be opened yet
         self._sweeping = False
         self._ended_s = 0.0  # when a step ended last
@@ -274,22 +273,27 @@ class Collectives:
         """Drop everything."""
         loop = asyncio.get_running_loop()
         self._ended_s = loop.time()
-        if not self._sweeping:
-            self._sweeping = True
-            loop.call_later(IDLE_S, self._sweep)
+        self._sweep_later(loop)
         opened = self.opened.pop(order.op, None)
         self._past_of(order.op, order.epoch)
         if opened is not None:
             _abort(opened)
 
-    def _sweep(self) -> None:
-        """Give back what lies warm when no step has ended for a while."""
-        loop = asyncio.get_running_loop()
-        self._sweeping = self._gifts.sweep() or loop.time() - self._ended_s < WARM_S
-        if self._sweeping:
+    def _sweep_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._sweeping:
+            self._sweeping = True
             loop.call_later(IDLE_S, self._sweep)
-        elif self._warm.pool_bytes:
+
+    def _sweep(self) -> None:
+        """Give back what lies warm when no step has ended for a while, and what has come for nothing."""
+        loop = asyncio.get_running_loop()
+        self._end_early()
+        is_warm = self._gifts.sweep() or loop.time() - self._ended_s < WARM_S
+        if not is_warm and self._warm.pool_bytes:
             self.step(PoolTrimmed(self._warm.trim(self._warm.pool_bytes)), self.me)
+        self._sweeping = False
+        if is_warm or self.early:
+            self._sweep_later(loop)
 
     def remove(self, order: RemoveObject) -> None:
         """Drop an object; the memory of what this node wrote is kept warm."""
@@ -413,9 +417,10 @@ class Collectives:
             self._not_early(landing)
             self._deliver(opened, landing)
         elif landing.is_early and not self._is_late(frame):
-            landing.came_s = asyncio.get_running_loop().time()
+            loop = asyncio.get_running_loop()
+            landing.came_s = loop.time()
             self.early.setdefault(frame.op, []).append(landing)
-            self._watch_early()
+            self._sweep_later(loop)
         else:
             self.failed(landing)
 
@@ -474,15 +479,6 @@ class Collectives:
             landing.is_early = False
             self.early_bytes -= landing.early_bytes
             self._less_early.set()
-
-    def _watch_early(self, again: bool = False) -> None:
-        """Let the memory of what comes for nothing go in time."""
-        if again:
-            self._end_early()
-        if again or not self._is_watching:
-            self._is_watching = bool(self.early)
-            if self._is_watching:
-                asyncio.get_running_loop().call_later(EARLY_S, self._watch_early, True)
 
     def _end_early(self) -> bool:
         """Drop what came so long ago that its course will not come; whether there was any."""

@@ -196,6 +196,7 @@ def test_pieces_that_come_before_their_course_wait_for_it(hosts):
 def test_pieces_whose_course_never_comes_are_dropped_in_time(hosts, monkeypatch):
     """Its ledger may have died before it said it to all."""
     monkeypatch.setattr(node_collectives, "EARLY_S", 0.05)
+    monkeypatch.setattr(node_collectives, "IDLE_S", 0.05)
 
     async def scenario():
         a, b = made = await hosts(2)
